@@ -1,0 +1,229 @@
+"""`posttrain`: the command line. Help and parsing never import torch; each command imports what it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain import __version__
+from posttrain.core.errors import PosttrainError
+from posttrain.engine.runtime import prepare_environment
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Post-training for language models: climb the ladder, train one stage, measure, compare, chat.",
+)
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one setting by its dotted name; repeatable.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Run directory to write; must not exist, or use --resume.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out with the settings it was started with.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of every random stream.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core, at most 4.")]
+
+
+def main() -> None:
+    """Entry point: expected failures are one line on stderr and a non-zero exit; anything else keeps its traceback."""
+    prepare_environment()
+    try:
+        app()
+    except PosttrainError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.secho("stopped at once; what was saved before is intact, repeat the command with --resume", fg="red", err=True)
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def ladder(
+    out: Out = Path("runs/ladder"),
+    preset: Annotated[str, typer.Option(help="tiny (embedded, minutes) or smollm2 (a real pretrained model).")] = "tiny",
+    seed: Seed = None,
+    processes: Processes = None,
+    overrides: Set = None,
+    resume: Resume = False,
+) -> None:
+    """Take a base model up five rungs (base, SFT, mined pairs, DPO, GRPO) and measure it on each."""
+    from posttrain.recipes.ladder import ladder as climb
+    from posttrain.recipes.presets import preset_named
+    from posttrain.runs.summary import markdown_table
+
+    given = [f"{key}={value}" for key, value in {"seed": seed, "processes": processes}.items() if value is not None]
+    settings = preset_named(preset).override([*(overrides or []), *given])
+    summary = climb(settings, out, resume=resume)
+    typer.echo(markdown_table(summary))
+    typer.echo(f"report: {out / 'report.html'}    talk to it: posttrain chat {out}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="sft, dpo or grpo; `posttrain recipes NAME` shows its settings.")],
+    model: Annotated[str | None, typer.Option(help="Folder, run directory, .gguf file, hub id, or smollm2.")] = None,
+    data: Annotated[str | None, typer.Option(help="JSONL or parquet file, or hub id name[@config][:split].")] = None,
+    task: Annotated[str | None, typer.Option(help="Task source to train on (grpo) and to measure on.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings, e.g. a run's config.yaml.")] = None,
+    out: Out = Path("runs/train"),
+    overrides: Set = None,
+    resume: Resume = False,
+) -> None:
+    """Train one stage on your own model, data or task."""
+    from posttrain.recipes.chat import model_of
+    from posttrain.recipes.presets import single_named
+    from posttrain.recipes.single import train as run
+
+    kind = single_named(recipe)
+    given = _yaml(config or out / "config.yaml") if config or resume else {}
+    given |= {key: value for key, value in {"model": model, "data": data, "task": task}.items() if value is not None}
+    if "model" in given:
+        given["model"] = model_of(given["model"])
+    summary = run(kind.load(given).override(overrides or []), out, resume=resume)
+    _show(summary, out)
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(help="A recipe or preset, to list its settings.")] = None) -> None:
+    """List recipes, presets and task sources, or the settings of one with their defaults."""
+    from posttrain.recipes.presets import describe
+
+    typer.echo(describe(name))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder, run directory (its last rung, or RUN:RUNG), .gguf file, hub id, or smollm2.")],
+    task: Annotated[str, typer.Option(help="Task source.")] = "arithmetic",
+    items: Annotated[int, typer.Option("--items", "-n", min=2, help="Held-out items.")] = 500,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest completion.")] = 256,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the record (JSON).")] = None,
+    allow_truncation: Annotated[bool, typer.Option(help="Report a score although 2 % or more of the completions were cut.")] = False,
+    overrides: Set = None,
+) -> None:
+    """Measure a model on held-out items: n, 95% interval, parse and truncation rate."""
+    from posttrain.cli.show import record_lines
+    from posttrain.recipes.chat import model_of
+    from posttrain.recipes.evaluate import EvalRun
+    from posttrain.recipes.evaluate import evaluate as run
+
+    where, _, rung = model.rpartition(":") if ":" in model and not Path(model).exists() else (model, "", "")
+    given: dict[str, Any] = {"model": model_of(where, rung or None), "task": task, "items": items, "allow_truncation": allow_truncation}
+    given |= {"sampling": {"temperature": temperature, "max_tokens": max_tokens}}
+    record = run(EvalRun.load(given).override(overrides or []), out)
+    typer.echo("\n".join(record_lines(record)))
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="Evaluation record (JSON), from `posttrain eval --out` or a run's evals/.")],
+    after: Annotated[Path, typer.Argument(help="The record to compare with it.")],
+) -> None:
+    """Paired comparison of two records; refuses records with different conditions and names the difference."""
+    from posttrain.cli.show import comparison_lines, read_record
+    from posttrain.evals.compare import compare as paired
+
+    typer.echo("\n".join(comparison_lines(paired(read_record(before), read_record(after)))))
+
+
+@app.command()
+def chat(
+    where: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or any model.")],
+    rung: Annotated[str | None, typer.Option(help="base, sft, dpo, grpo; the last finished by default.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 200,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    seed: Seed = None,
+) -> None:
+    """Talk to any rung of a run. An empty line or Ctrl-D ends; /new starts over."""
+    from posttrain.cli.talk import talk
+    from posttrain.core.sampling import Sampling
+    from posttrain.recipes.chat import Chat
+
+    sampling = Sampling.load({"temperature": temperature, "max_tokens": max_tokens})
+    talk(Chat(where, rung, system=system, sampling=sampling, seed=seed or 0))
+
+
+runs_app = typer.Typer(no_args_is_help=True, help="List, show and verify run directories.")
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("list")
+def runs_list(root: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
+    """Runs below a folder, oldest first, with how far each got."""
+    from posttrain.cli.show import listing_lines
+    from posttrain.runs.listing import list_runs
+
+    typer.echo("\n".join(listing_lines(list_runs(root), root)))
+
+
+@runs_app.command("show")
+def runs_show(run: Path) -> None:
+    """A run's table, timings and report."""
+    from posttrain.cli.show import run_lines
+
+    typer.echo("\n".join(run_lines(run)))
+
+
+@runs_app.command("verify")
+def runs_verify(run: Path) -> None:
+    """Read every record again and compare every digest with what lies on the disk."""
+    from posttrain.runs.listing import verify
+
+    problems = verify(run)
+    for problem in problems:
+        typer.echo(f"{problem.file}: {problem.detail}")
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{run}: everything recorded is still there, unchanged")
+
+
+@runs_app.command("report")
+def runs_report(run: Path) -> None:
+    """Write report.html again from the run's records."""
+    from posttrain.runs.report import write_report
+    from posttrain.runs.run import Run
+
+    typer.echo(str(write_report(Run.open(run).path)))
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    from posttrain.core.errors import ConfigError
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"settings file '{path}' cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"settings file '{path}' must hold a mapping of settings, not {type(data).__name__}")
+    return data
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
+    from posttrain.runs.summary import markdown_table
+
+    if summary["rungs"]:
+        typer.echo(markdown_table(summary))
+    typer.echo(f"report: {out / 'report.html'}    talk to it: posttrain chat {out}")
+
+
+if __name__ == "__main__":
+    main()

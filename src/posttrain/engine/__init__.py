@@ -1,0 +1,1 @@
+"""The machines: samplers and trainers behind two small Protocols, checkpoints, processes."""

@@ -1,0 +1,52 @@
+"""A suite: fixed items, grader and decoding, decided before any model is measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from posttrain.core.digest import digest
+from posttrain.core.errors import ConfigError
+from posttrain.core.sampling import Sampling
+from posttrain.core.tasks import Task, tasks_digest
+from posttrain.rewards.types import Grader
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is asked, how often, how it is decoded and judged.
+
+    Example: Suite("arithmetic", tasks, grader, Sampling(temperature=0.0, max_tokens=24), samples=1)
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    grader: Grader
+    sampling: Sampling
+    samples: int
+    """Samples per item."""
+    allow_truncation: bool = False
+    """Accept any share of cut completions, e.g. for a base model that has not learned to stop. The rate is reported either way."""
+
+    def __post_init__(self) -> None:
+        if len(self.tasks) < 2:
+            raise ConfigError(f"suite '{self.name}' has {len(self.tasks)} items; an interval needs at least 2")
+        if self.samples < 1:
+            raise ConfigError(f"suite '{self.name}' draws {self.samples} samples per item; draw at least 1")
+        if self.samples > 1 and self.sampling.greedy:
+            raise ConfigError(
+                f"suite '{self.name}' draws {self.samples} greedy samples, which are all equal; set samples=1 or temperature > 0"
+            )
+        name, count = Counter(task.id for task in self.tasks).most_common(1)[0]
+        if count > 1:
+            raise ConfigError(f"suite '{self.name}' has {count} items with id '{name}'; give each item its own id")
+
+    @property
+    def items_digest(self) -> str:
+        """Identity of the items in their order."""
+        return tasks_digest(self.tasks)
+
+    @property
+    def digest(self) -> str:
+        """Identity of everything that a score on this suite depends on besides model, template and seed."""
+        return digest([self.name, self.items_digest, self.grader.name, self.sampling.model_dump(mode="json"), self.samples])

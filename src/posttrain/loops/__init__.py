@@ -1,0 +1,1 @@
+"""Thin loops: supervised, preference, policy gradient. The loop people read is the loop that runs."""

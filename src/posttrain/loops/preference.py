@@ -1,0 +1,141 @@
+"""Direct preference optimisation on pairs of responses.
+
+The reference is the model as it came in. Its log-probabilities are computed once and looked up by content, never by position, so no shuffle
+or filter can pair a response with another's reference. Chosen and rejected rewards are reported apart: the loss also falls when both fall.
+Sources: spec/ladder-at-100m.md 1.3, C7-C9, C13.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from posttrain.core.config import Config
+from posttrain.core.digest import digest
+from posttrain.core.errors import ConfigError
+from posttrain.core.metrics import Mean, Metric
+from posttrain.core.sampling import Sampling
+from posttrain.core.seeds import python_rng
+from posttrain.core.trajectory import Sample
+from posttrain.engine.batch import Batch
+from posttrain.engine.processes import Ranks
+from posttrain.engine.scoring import Scores, score, shares_prompts
+from posttrain.engine.trainer import LocalTrainer, LossFunction, Optim
+from posttrain.loops.session import Session, Stage, Stopwatch
+from posttrain.objectives.preference import dpo as dpo_loss
+from posttrain.objectives.preference import sequence_logps
+from posttrain.rollout.pack import Packing, pack, shard
+from posttrain.rollout.samples import Pair
+
+WINDOW = 10
+"""Steps over which the both-falling alarm looks."""
+FALLING = 0.05
+"""The alarm rings when the chosen reward, averaged over the window, is below minus this while the rejected reward falls too."""
+
+
+class DPO(Config):
+    """Settings of direct preference optimisation."""
+
+    beta: float = Field(default=0.1, gt=0)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=16, ge=1)
+    """Pairs per optimizer step, over all ranks."""
+    optim: Optim = Optim(lr=2e-5)
+    packing: Packing = Packing()
+
+
+def equation(pairs: int, settings: DPO) -> str:
+    """The batch arithmetic in words."""
+    per_epoch = -(-pairs // settings.batch_size)
+    total = per_epoch * settings.epochs
+    return f"{pairs} pairs / {settings.batch_size} per step = {per_epoch} steps x {settings.epochs} epoch(s) = {total} optimizer steps"
+
+
+def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO, name: str = "dpo") -> nn.Module:
+    """Train a copy of `model` on `pairs` and return it; `model` stays as it was and is the reference."""
+    if not pairs:
+        raise ConfigError(
+            f"{name}: no pairs to train on; mine from more prompts, or from a policy that is sometimes right and sometimes wrong"
+        )
+    reference = reference_logps(model, pairs, settings.packing, session.ranks)
+    trained = copy.deepcopy(model)
+    per_epoch = -(-len(pairs) // settings.batch_size)
+    trainer = LocalTrainer(trained, settings.optim, per_epoch * settings.epochs, session.ranks)
+    stage = Stage(session, name, trainer, trainer.total)
+    for step in stage.steps():
+        watch = Stopwatch()
+        with watch("step"):
+            epoch, place = divmod(step, per_epoch)
+            order = python_rng(session.seed, name, "order", epoch).sample(range(len(pairs)), len(pairs))
+            chosen = [pairs[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size]]
+            mine = shard(rows_of(chosen), session.ranks.rank, session.ranks.size)
+            batches = pack(mine, settings.packing, share_prompts=shares_prompts(trained), whole_groups=True)
+            metrics = trainer.step(batches, preference(mine, reference, settings.beta, len(chosen)))
+        stage.record(
+            step, metrics, {"pairs": len(chosen), "epoch": epoch + 1}, watch.seconds, show=("loss", "chosen_reward", "rejected_reward")
+        )
+        watch_falling(stage, step, metrics)
+    return trained
+
+
+def rows_of(pairs: Sequence[Pair]) -> list[Sample]:
+    """Chosen and rejected rows, side by side: row 2i and row 2i + 1 belong together."""
+    return [sample for pair in pairs for sample in pair.samples()]
+
+
+def content_key(sample: Sample) -> str:
+    """Identity of a response in its context: the ids themselves."""
+    return digest([list(sample.prompt.ids), list(sample.tokens.ids)])
+
+
+def reference_logps(model: nn.Module, pairs: Sequence[Pair], packing: Packing, ranks: Ranks) -> dict[str, float]:
+    """Summed log-probability of every response under the frozen model, by content; ranks share the work."""
+    mine = shard(rows_of(pairs), ranks.rank, ranks.size)
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for batch in pack(mine, packing, share_prompts=shares_prompts(model), whole_groups=True):
+            sums_B = sequence_logps(score(model, batch, Sampling()).logp_BT, batch.mask_BT)
+            found |= {content_key(mine[i]): value for i, value in zip(batch.sample_B, sums_B.tolist(), strict=True)}
+    return {key: value for part in ranks.gather(found) for key, value in part.items()}
+
+
+def preference(rows: Sequence[Sample], reference: Mapping[str, float], beta: float, pairs: int) -> LossFunction:
+    """Mean DPO loss over the `pairs` pairs of the step. `rows` is the list that was packed."""
+
+    def loss(batch: Batch, scores: Scores) -> tuple[Tensor, dict[str, Metric]]:
+        logp_B = sequence_logps(scores.logp_BT, batch.mask_BT)
+        ref_B = torch.tensor([reference[content_key(rows[i])] for i in batch.sample_B])
+        place = {sample: row for row, sample in enumerate(batch.sample_B)}
+        chosen = torch.tensor([place[i] for i in sorted(place) if i % 2 == 0])
+        rejected = torch.tensor([place[i] for i in sorted(place) if i % 2 == 1])
+        out = dpo_loss(logp_B[chosen], logp_B[rejected], ref_B[chosen], ref_B[rejected], beta)
+        n = len(chosen)
+        margin_P = out.chosen_reward_P - out.rejected_reward_P
+        metrics: dict[str, Metric] = {
+            "accuracy": Mean((margin_P > 0).sum().item(), n),
+            "chosen_reward": Mean(out.chosen_reward_P.sum().item(), n),
+            "rejected_reward": Mean(out.rejected_reward_P.sum().item(), n),
+            "chosen_logp": Mean(logp_B[chosen].sum().item(), n),
+        }
+        return out.loss_P.sum() / pairs, metrics
+
+    return loss
+
+
+def watch_falling(stage: Stage, step: int, metrics: Mapping[str, Metric]) -> None:
+    """Raise the both-falling alarm once: the margin grows only because the rejected response falls faster (likelihood displacement)."""
+    recent = stage.state.setdefault("recent", [])
+    recent.append([metrics["chosen_reward"].read(), metrics["rejected_reward"].read()])
+    del recent[:-WINDOW]
+    chosen, rejected = (sum(values) / len(recent) for values in zip(*recent, strict=True))
+    if len(recent) == WINDOW and chosen < -FALLING and rejected < 0 and not stage.state.get("alarmed"):
+        stage.state["alarmed"] = True
+        detail = "chosen and rejected rewards both fall; check that pairs come from this policy, lower the learning rate, raise beta"
+        stage.session.run.alarm(
+            stage.name, step, "both_falling", detail, {"chosen_reward": chosen, "rejected_reward": rejected, "steps": WINDOW}
+        )
+        stage.session.console.warn(f"{stage.name}: {detail} (chosen {chosen:+.3f}, rejected {rejected:+.3f} over {WINDOW} steps)")

@@ -1,0 +1,1 @@
+"""Architectures: Hugging Face loading, the tiny from-scratch Llama, LoRA."""

@@ -1,0 +1,133 @@
+"""The embedded base model: a tiny Llama trained from nothing on plain text, then cached, as if it had been downloaded.
+
+Its text holds sums, small facts and word games as prose. It has never seen a chat turn or a '####', and no operand pair that is held out
+for evaluation (`Arithmetic.is_held_out`), so what later rungs show on those pairs was not read here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+from pydantic import Field
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+import posttrain
+from posttrain.core.cache import cache_dir
+from posttrain.core.config import Config
+from posttrain.core.digest import digest
+from posttrain.core.files import atomic_dir, read_jsonl
+from posttrain.core.seeds import python_rng
+from posttrain.core.trajectory import Owner, Sample, Tokens
+from posttrain.engine.trainer import Optim
+from posttrain.envs.arithmetic import Arithmetic
+from posttrain.envs.instruct import CAPITALS, OPPOSITES, WORDS
+from posttrain.loops.session import Session
+from posttrain.loops.sft import SFT, sft
+from posttrain.models.loading import load, save
+from posttrain.models.tiny import TinyModel, build_tiny
+from posttrain.models.tokenizer import build_tokenizer
+from posttrain.rollout.pack import Packing
+from posttrain.rollout.samples import text_sample
+
+
+class TinyBase(Config):
+    """How the embedded base is made. Its seed is fixed: the base is the same for every run, as a downloaded one would be."""
+
+    shape: TinyModel = TinyModel()
+    vocab: int = Field(default=400, ge=265)
+    lines: int = Field(default=200_000, ge=100)
+    """Lines of text, each seen once."""
+    sums: float = Field(default=0.85, ge=0, le=1)
+    """Share of lines that are sums."""
+    batch: int = Field(default=256, ge=1)
+    """Lines per optimizer step."""
+    lr: float = Field(default=3e-3, gt=0)
+    seed: int = 0
+
+
+def corpus(settings: TinyBase, arithmetic: Arithmetic) -> Iterator[str]:
+    """Lines of plain text. Sums use trainable pairs only."""
+    rng = python_rng(settings.seed, "base", "corpus")
+    for _ in range(settings.lines):
+        yield _sum(rng, arithmetic) if rng.random() < settings.sums else _prose(rng)
+
+
+def _sum(rng: Random, arithmetic: Arithmetic) -> str:
+    task = arithmetic.tasks("train", 1, rng.getrandbits(48))[0]
+    a, op, b = task.meta["a"], task.meta["op"], task.meta["b"]
+    return f"{a}{op}{b}={task.answer}"
+
+
+def _prose(rng: Random) -> str:
+    word, other, third = rng.sample(WORDS, 3)
+    one, opposite = rng.choice(OPPOSITES)
+    country, capital = rng.choice(CAPITALS)
+    return rng.choice(
+        (
+            f"The opposite of {one} is {opposite}.",
+            f"The capital of {country} is {capital}.",
+            f"One {word}, two {word}s.",
+            f"{word} in upper case is {word.upper()}.",
+            f"In the list {word}, {other}, {third} the first word is {word} and the last word is {third}.",
+            f"The word is {word}, again {word}.",
+        )
+    )
+
+
+def line_sample(tokenizer: PreTrainedTokenizerFast, line: str, key: str) -> Sample:
+    """A line as a row. Of a sum only what follows '=' is trained: its operands are random, and predicting noise drowns the signal."""
+    sample = text_sample(tokenizer, line, key)
+    sign = tokenizer.convert_tokens_to_ids("=")
+    if sign not in sample.tokens.ids:
+        return sample
+    cut = sample.tokens.ids.index(sign) + 1
+    question = Tokens(sample.tokens.ids[:cut], (Owner.TEMPLATE,) * cut)
+    return Sample(sample.prompt + question, Tokens(sample.tokens.ids[cut:], sample.tokens.owners[cut:]), key)
+
+
+def base_key(settings: TinyBase, arithmetic: Arithmetic) -> str:
+    """Identity of the base: what it is made of and which code made it."""
+    return digest([posttrain.__version__, settings.model_dump(mode="json"), arithmetic.model_dump(mode="json")])
+
+
+def tiny_base(
+    session: Session, settings: TinyBase, arithmetic: Arithmetic, name: str = "base"
+) -> tuple[nn.Module, PreTrainedTokenizerFast]:
+    """The embedded base and its tokenizer: from the cache, or trained now (about two minutes on two cores) and cached.
+
+    Either way the run's records hold the same training curve.
+    """
+    folder = cache_dir("base") / f"{base_key(settings, arithmetic)}-x{session.ranks.size}"
+    if session.ranks.first_says((folder / "config.json").is_file()):
+        session.rewind()
+        for line in read_jsonl(folder / "metrics.jsonl"):
+            values = {key: value for key, value in line.items() if key not in ("schema", "stage", "step", "seconds")}
+            session.run.metric(name, line["step"], values, line["seconds"])
+        session.console.line(f"{name}: taken from the cache ({folder})")
+        return load(str(folder))
+    lines = list(corpus(settings, arithmetic))
+    tokenizer = build_tokenizer(lines[:20_000] + chat_words(arithmetic), settings.vocab)
+    model = build_tiny(settings.shape, tokenizer, settings.seed)
+    samples = [line_sample(tokenizer, line, f"{index}") for index, line in enumerate(lines)]
+    optim = Optim(lr=settings.lr, schedule="cosine", warmup=0.05, end=0.05)
+    recipe = SFT(batch_size=settings.batch, optim=optim, packing=Packing(row_tokens=128, micro_tokens=4096))
+    trained = sft(_fixed_seed(session, settings.seed), model, samples, recipe, name)
+    if session.ranks.first:
+        with atomic_dir(folder) as target:
+            save(trained, tokenizer, target)
+            shutil.copy(session.run.path / "metrics.jsonl", target / "metrics.jsonl")
+    session.ranks.first_says(None)  # nobody reads the cache before it is complete
+    return trained, tokenizer
+
+
+def chat_words(arithmetic: Arithmetic) -> list[str]:
+    """Text of the prompts to come, for the tokenizer only: their words become few tokens. No model is trained on it."""
+    return [message.content for task in arithmetic.tasks("train", 300, 1) for message in task.prompt]
+
+
+def _fixed_seed(session: Session, seed: int) -> Session:
+    return replace(session, seed=seed)

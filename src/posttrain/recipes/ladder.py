@@ -1,0 +1,272 @@
+"""The ladder: one base model, taken up its rungs and measured on each.
+
+    base -> SFT (format) -> on-policy pairs -> DPO (taste) -> GRPO (a checkable skill)
+
+The order bears weight: SFT teaches the format that makes pairs comparable and answers parseable, which lifts the success rate out of the
+zone where every group of siblings fails alike. Source: spec/ladder-at-100m.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.core.config import Config
+from posttrain.core.errors import ConfigError
+from posttrain.core.files import atomic_dir, read_json, write_json
+from posttrain.core.sampling import Sampling
+from posttrain.core.seeds import derive, python_rng
+from posttrain.core.tasks import Task
+from posttrain.core.trajectory import Owner, Sample, Tokens
+from posttrain.engine.local import LocalSampler
+from posttrain.envs.arithmetic import Arithmetic
+from posttrain.envs.instruct import Instruct
+from posttrain.envs.types import TaskSource
+from posttrain.envs.word_problems import WordProblems
+from posttrain.evals.ladder_table import summarise
+from posttrain.evals.record import EvalRecord
+from posttrain.evals.suite import Suite
+from posttrain.loops import preference, rl
+from posttrain.loops import sft as supervised
+from posttrain.loops.preference import DPO
+from posttrain.loops.rl import GRPO, World
+from posttrain.loops.session import Session
+from posttrain.loops.sft import SFT
+from posttrain.models.loading import load
+from posttrain.models.lora import LoRA, add_lora
+from posttrain.recipes.base import TinyBase, tiny_base
+from posttrain.recipes.pipeline import counting, execute, keep, kept, measure, rung
+from posttrain.render.renderer import ChatRenderer
+from posttrain.rewards.proof import prove
+from posttrain.rollout.collect import Collector, collect, describe
+from posttrain.rollout.samples import Pair, mine_pairs, supervised_sample
+from posttrain.runs.report import write_report
+
+RUNGS = ("base", "sft", "dpo", "grpo")
+STAGES = ("base", "eval.base", "sft", "eval.sft", "mine", "dpo", "eval.dpo", "grpo", "eval.grpo")
+
+
+class Rows(Config):
+    """Demonstrations of the SFT rung, by source."""
+
+    arithmetic: int = Field(default=2000, ge=1)
+    word_problems: int = Field(default=0, ge=0)
+    instruct: int = Field(default=1000, ge=0)
+
+
+class Mine(Config):
+    """On-policy pairs: several completions per prompt, best against worst."""
+
+    prompts: int = Field(default=600, ge=1)
+    completions: int = Field(default=4, ge=2)
+
+
+class Measure(Config):
+    """Held-out items per suite. The sampled suites draw at the training temperature."""
+
+    arithmetic: int = Field(default=500, ge=2)
+    harder: int = Field(default=200, ge=2)
+    word_problems: int = Field(default=0, ge=0)
+    retention: int = Field(default=100, ge=2)
+    seed: int = 1
+
+
+class Ladder(Config):
+    """Settings of the whole ladder; the defaults are the embedded preset."""
+
+    preset: str = "tiny"
+    seed: int = Field(default=0, ge=0)
+    processes: int | None = Field(default=None, ge=1)
+    """Processes to use; by default one per core, at most 4."""
+    save_every: int = Field(default=20, ge=1)
+    """Steps between checkpoints."""
+    model: str = "tiny"
+    """'tiny' trains the embedded base; otherwise a folder, a .gguf file or a hub id."""
+    system: str | None = None
+    """System prompt of every stage; None leaves it to the model's template."""
+    base: TinyBase = TinyBase()
+    lora: LoRA | None = None
+    arithmetic: Arithmetic = Arithmetic()
+    word_problems: WordProblems = WordProblems()
+    instruct: Instruct = Instruct()
+    rows: Rows = Rows()
+    sampling: Sampling = Sampling(max_tokens=16)
+    """How completions are drawn in mining, training and the sampled evaluations."""
+    sft: SFT = SFT()
+    mine: Mine = Mine()
+    dpo: DPO = DPO()
+    grpo: GRPO = GRPO()
+    measure: Measure = Measure()
+
+
+def ladder(settings: Ladder, out: str | Path, *, resume: bool = False) -> dict[str, Any]:
+    """Climb the ladder into the run directory `out`; returns the content of its summary.json.
+
+    Raises RunError when `out` holds something already (or, with resume=True, another run's settings).
+    """
+    digests = {suite.name: suite.items_digest for suite in suites_of(settings)}
+    return execute(climb, settings, out, resume=resume, stages=STAGES, digests=digests)
+
+
+def climb(session: Session, settings: Ladder) -> dict[str, Any]:
+    """All rungs, in order."""
+    skills = skills_of(settings)
+    prove_graders([*skills, settings.instruct])
+    model, tokenizer = base_of(session, settings)
+    renderer = ChatRenderer(tokenizer, system=settings.system)
+    records: dict[str, dict[str, EvalRecord]] = {}
+
+    def measured(name: str, rung_model: nn.Module) -> None:
+        records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=settings.measure.seed)
+
+    def learner(of: nn.Module) -> nn.Module:
+        return of if settings.lora is None else add_lora(of, settings.lora, settings.seed)
+
+    measured("base", model)
+    rows = demonstrations(settings, renderer)
+    model = rung(
+        session,
+        "sft",
+        tokenizer,
+        supervised.equation(len(rows), settings.sft),
+        lambda: supervised.sft(session, learner(model), rows, settings.sft),
+    )
+    measured("sft", model)
+    pairs = mined(session, settings, model, renderer, skills)
+    model = rung(
+        session,
+        "dpo",
+        tokenizer,
+        preference.equation(len(pairs), settings.dpo),
+        lambda: preference.dpo(session, learner(model), pairs, settings.dpo),
+    )
+    measured("dpo", model)
+    world = World(lambda n, seed: draw(skills, n, seed), skills[0].grader, renderer, settings.sampling)
+    model = rung(
+        session,
+        "grpo",
+        tokenizer,
+        rl.equation(settings.grpo, session.ranks.size),
+        lambda: rl.grpo(session, learner(model), world, settings.grpo),
+    )
+    measured("grpo", model)
+    return conclude(session, settings, records)
+
+
+def base_of(session: Session, settings: Ladder) -> tuple[nn.Module, PreTrainedTokenizerFast]:
+    """The model that everything starts from, kept in the run like every rung."""
+    if session.finished("base") is not None:
+        return load(str(kept(session, "base")))
+    with session.timed("base"):
+        if settings.model == "tiny":
+            model, tokenizer = tiny_base(session, settings.base, settings.arithmetic)
+        else:
+            model, tokenizer = load(settings.model)
+        keep(session, "base", model, tokenizer)
+    return model, tokenizer
+
+
+def skills_of(settings: Ladder) -> list[TaskSource]:
+    """The sources that pairs and GRPO train on. Both answer after '####' and share a grader."""
+    return [settings.arithmetic, settings.word_problems] if settings.rows.word_problems else [settings.arithmetic]
+
+
+def draw(skills: Sequence[TaskSource], n: int, seed: int) -> list[Task]:
+    """`n` training tasks, each from a source chosen at random."""
+    choices = python_rng(seed, "source").choices(range(len(skills)), k=n)
+    drawn = {index: iter(skills[index].tasks("train", choices.count(index), seed)) for index in sorted(set(choices))}
+    return [next(drawn[index]) for index in choices]
+
+
+def prove_graders(sources: Sequence[TaskSource]) -> None:
+    """No run starts on a grader that has not shown that gold scores 1 and wrong or empty answers 0."""
+    for source in sources:
+        prove(source.grader, source.tasks("train", 20, 0) + source.tasks("held_out", 20, 0), gold=source.gold, wrong=source.wrong)
+
+
+def suites_of(settings: Ladder) -> list[Suite]:
+    """The measurements taken on every rung. Truncation is reported and alarmed, never a reason to lose the run."""
+    sampled, greedy = settings.sampling, settings.sampling.model_copy(update={"temperature": 0.0})
+    arithmetic, words, chat, n = settings.arithmetic, settings.word_problems, settings.instruct, settings.measure
+    held_out = tuple(arithmetic.tasks("held_out", n.arithmetic, 0))
+    suites = [
+        Suite("arithmetic", held_out, arithmetic.grader, sampled, 1, allow_truncation=True),
+        Suite("arithmetic_greedy", held_out, arithmetic.grader, greedy, 1, allow_truncation=True),
+        Suite("harder", tuple(arithmetic.tasks("harder", n.harder, 0)), arithmetic.grader, sampled, 1, allow_truncation=True),
+        Suite("retention", tuple(chat.tasks("held_out", n.retention, 0)), chat.grader, greedy, 1, allow_truncation=True),
+    ]
+    if n.word_problems:
+        tasks = tuple(words.tasks("held_out", n.word_problems, 0))
+        suites.append(Suite("word_problems", tasks, words.grader, sampled, 1, allow_truncation=True))
+    return suites
+
+
+def demonstrations(settings: Ladder, renderer: ChatRenderer) -> list[Sample]:
+    """SFT rows: the arithmetic format, the chat skills, in the model's own template."""
+    rows = settings.rows
+    sources: list[tuple[TaskSource, int]] = [(settings.arithmetic, rows.arithmetic), (settings.instruct, rows.instruct)]
+    if rows.word_problems:
+        sources.append((settings.word_problems, rows.word_problems))
+    samples = []
+    for source, n in sources:
+        for index, task in enumerate(source.tasks("train", n, derive(settings.seed, "rows", source.name)) if n else []):
+            tokens = renderer.conversation(source.demonstration(task).messages)
+            samples.append(supervised_sample(tokens, f"{source.name}-{index}"))
+    return samples
+
+
+def mined(session: Session, settings: Ladder, model: nn.Module, renderer: ChatRenderer, skills: Sequence[TaskSource]) -> list[Pair]:
+    """Pairs from the SFT policy's own completions, drawn once and kept as token ids."""
+    store = kept(session, "mine") / "pairs.json"
+    if session.finished("mine") is not None:
+        return [_pair(record) for record in read_json(store)]
+    session.rewind()
+    with session.timed("mine") as info:
+        sampler = LocalSampler(model, renderer.stop_ids, renderer.control_ids)
+        collector = Collector(sampler, renderer, skills[0].grader, settings.sampling, settings.mine.completions, session.ranks)
+        tasks = draw(skills, settings.mine.prompts, derive(settings.seed, "mine", "tasks"))
+        total = len(session.ranks.share(tasks)) * settings.mine.completions
+        with counting(session, "mine pairs", total, "completion") as progress:
+            groups = collect(collector, tasks, derive(settings.seed, "mine"), progress)
+        found = mine_pairs(groups)
+        counts = {"prompts": len(groups), "pairs": len(found.pairs), "tied": found.tied, "incomplete": found.incomplete}
+        session.run.metric("mine", 0, counts)
+        for group in groups[:8]:
+            for rollout in group.rollouts:
+                session.run.rollout("mine", describe(group, rollout))
+        info |= counts
+        if session.ranks.first:
+            with atomic_dir(store.parent) as folder:
+                write_json(folder / "pairs.json", [_record(pair) for pair in found.pairs])
+    session.console.line(f"mine: {len(groups)} prompts = {len(found.pairs)} pairs + {found.tied} tied + {found.incomplete} incomplete")
+    if not found.pairs:
+        raise ConfigError(
+            "mine: no prompt had both a better and a worse complete answer; raise mine.prompts, mine.completions or rows.arithmetic"
+        )
+    return list(found.pairs)
+
+
+def _record(pair: Pair) -> dict[str, Any]:
+    prompt = {"prompt": list(pair.prompt.ids), "owners": [int(owner) for owner in pair.prompt.owners]}
+    return {"id": pair.id, **prompt, "chosen": list(pair.chosen.ids), "rejected": list(pair.rejected.ids)}
+
+
+def _pair(record: dict[str, Any]) -> Pair:
+    prompt = Tokens(tuple(record["prompt"]), tuple(Owner(owner) for owner in record["owners"]))
+    chosen, rejected = (Tokens(tuple(record[key]), (Owner.SAMPLED,) * len(record[key])) for key in ("chosen", "rejected"))
+    return Pair(record["id"], prompt, chosen, rejected)
+
+
+def conclude(session: Session, settings: Ladder, records: dict[str, dict[str, EvalRecord]]) -> dict[str, Any]:
+    """summary.json and report.html."""
+    summary = summarise(records, RUNGS, settings.preset, settings.seed, session.seconds)
+    if session.ranks.first:
+        folder = session.run.path
+        write_json(folder / "summary.json", summary)
+        write_report(folder)
+    return summary

@@ -1,0 +1,141 @@
+"""What every recipe is made of: a session over a run directory, rungs that are trained once and kept, measurements between them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.core.config import Config
+from posttrain.core.files import atomic_dir
+from posttrain.engine.local import LocalSampler
+from posttrain.engine.processes import Ranks, launch
+from posttrain.engine.runtime import choose
+from posttrain.engine.weights import weights_digest
+from posttrain.evals.record import EvalRecord
+from posttrain.evals.runner import check_truncation, records_from, requests_for
+from posttrain.evals.suite import Suite
+from posttrain.loops.session import Session
+from posttrain.models.loading import load, save
+from posttrain.models.lora import merged
+from posttrain.render.renderer import ChatRenderer
+from posttrain.runs.console import Console
+from posttrain.runs.interrupt import StopSignal
+from posttrain.runs.run import Run
+
+T = TypeVar("T")
+
+
+def execute(
+    body: Callable[[Session, Any], T], settings: Config, out: str | Path, *, resume: bool, stages: Sequence[str], digests: Mapping[str, str]
+) -> T:
+    """Create or reopen the run at `out`, then run `body(session, settings)` on as many processes as the machine suggests.
+
+    `settings` must have `seed` and `processes`; a number of processes that the user left open is fixed at creation and kept on resuming,
+    because another number adds the same floats in another order.
+    """
+    out = Path(out)
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    processes = settings.processes  # type: ignore[attr-defined]
+    if resume:
+        processes = processes or Run.open(out).config().get("processes")
+        settings = settings.model_copy(update={"processes": processes})
+        run = Run.resume(out, config=settings, digests=digests)
+    else:
+        processes = choose(processes).processes
+        settings = settings.model_copy(update={"processes": processes})
+        seeds = {"seed": settings.seed}  # type: ignore[attr-defined]
+        run = Run.create(out, config=settings, command=command, seeds=seeds, digests=digests, stages=stages)
+    run.close()
+    return launch(_in_session, choose(processes).processes, body, settings, str(out), command)
+
+
+def _in_session(ranks: Ranks, body: Callable[[Session, Any], T], settings: Any, out: str, command: Sequence[str]) -> T:
+    run = Run.resume(out, config=settings) if ranks.first else Run.silent(out)
+    console = Console() if ranks.first else Console.quiet()
+    with StopSignal() as stop:
+        session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command)
+        console.line(choose(ranks.size).describe())
+        result = body(session, settings)
+        if ranks.first and (unread := settings.unread()):
+            console.warn(f"these settings had no effect on this run: {', '.join(unread)}")
+        return result
+
+
+def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equation: str, train: Callable[[], nn.Module]) -> nn.Module:
+    """The model of one rung: trained now and kept in Hugging Face format, or loaded when an earlier process finished it."""
+    if session.finished(name) is not None:
+        session.console.line(f"{name}: done already")
+        return load(str(kept(session, name)))[0]
+    session.console.line(f"{name}: {equation}")
+    with session.timed(name) as info:
+        info["batch_equation"] = equation
+        model = merged(train())
+        keep(session, name, model, tokenizer)
+    return model
+
+
+def kept(session: Session, name: str) -> Path:
+    """Where a finished rung's model lies."""
+    return session.run.checkpoint_root(name) / "final"
+
+
+def keep(session: Session, name: str, model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Save a rung's model and tokenizer."""
+    if session.ranks.first:
+        with atomic_dir(kept(session, name)) as folder:
+            save(model, tokenizer, folder)
+
+
+@contextmanager
+def counting(session: Session, title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar fed by a sampler's `progress` callback."""
+    with session.console.stage(title, total=total, unit=unit) as bar:
+        yield lambda n: bar.advance(n)
+
+
+def measure(
+    session: Session, label: str, model: nn.Module, renderer: ChatRenderer, suites: Sequence[Suite], *, seed: int
+) -> dict[str, EvalRecord]:
+    """Evaluate one rung on every suite, in the same conditions for every rung; records and example rollouts go to the run.
+
+    Ranks share the requests. Done once: a resumed run reads the stored records.
+    """
+    stage = f"eval.{label}"
+    if session.finished(stage) is not None:
+        return {suite.name: EvalRecord.from_json(_stored(session, f"{label}.{suite.name}")) for suite in suites}
+    session.rewind()
+    started = time.monotonic()
+    with session.timed(stage):
+        sampler = LocalSampler(model, renderer.stop_ids, renderer.control_ids)
+        mine = session.ranks.share(requests_for(suites, renderer, seed))
+        with counting(session, f"evaluate {label}", len(mine), "completion") as progress:
+            completions = session.ranks.interleave(sampler.generate(mine, progress))
+        records = records_from(
+            suites,
+            completions,
+            renderer,
+            seed=seed,
+            label=label,
+            on_example=lambda example: session.run.rollout(stage, example),
+            model_digest=weights_digest(model),
+        )
+        for name, record in records.items():
+            session.run.save_eval(f"{label}.{name}", record.to_json())
+    shown = ", ".join(f"{name} {record.pass_at_1:.1%}" for name, record in records.items())
+    session.console.line(f"{label}: {shown}  ({time.monotonic() - started:.0f} s)")
+    check_truncation(suites, records)
+    return records
+
+
+def _stored(session: Session, name: str) -> dict[str, Any]:
+    record = session.run.eval(name)
+    if record is None:
+        raise FileNotFoundError(f"evaluation '{name}' is marked done but its file is missing; restore evals/ or start a new run")
+    return record

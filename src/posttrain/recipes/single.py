@@ -1,0 +1,248 @@
+"""One stage at a time, on the user's own model, data and reward: `sft`, `dpo`, `grpo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.core.config import Config
+from posttrain.core.digest import digest, file_digest
+from posttrain.core.errors import ConfigError
+from posttrain.core.files import write_json
+from posttrain.core.sampling import Sampling
+from posttrain.core.seeds import python_rng
+from posttrain.core.tasks import Message, Task, tasks_digest
+from posttrain.core.trajectory import TRAINED_OWNERS, Sample, Tokens
+from posttrain.envs import rows
+from posttrain.envs.sources import source
+from posttrain.envs.types import TaskSource
+from posttrain.evals.ladder_table import summarise
+from posttrain.evals.suite import Suite
+from posttrain.loops import preference, rl
+from posttrain.loops import sft as supervised
+from posttrain.loops.preference import DPO
+from posttrain.loops.rl import GRPO, World
+from posttrain.loops.session import Session
+from posttrain.loops.sft import SFT
+from posttrain.models.loading import load
+from posttrain.models.lora import LoRA, add_lora
+from posttrain.recipes.pipeline import execute, measure, rung
+from posttrain.render.renderer import ChatRenderer
+from posttrain.rewards.graders import FunctionGrader, MathGrader
+from posttrain.rewards.proof import prove
+from posttrain.rewards.types import Grader
+from posttrain.rollout.samples import Pair, supervised_sample, text_sample
+from posttrain.runs.report import write_report
+
+Reward = Callable[[Task, str], float | None]
+"""A user's reward function: the task and the completion's text to a number, or None when it could not be judged."""
+HELD_OUT_PERCENT = 10
+"""Share of a user's own tasks that is kept for measuring, chosen by task id."""
+
+
+class SingleRun(Config):
+    """What every single-stage run needs: a model, a seed, something to measure on."""
+
+    model: str
+    """A folder, a run's kept rung, a .gguf file, a hub id, or 'smollm2'."""
+    seed: int = Field(default=0, ge=0)
+    processes: int | None = Field(default=1, ge=1)
+    """Processes to use; None means one per core. A script that asks for more than one needs the `if __name__ == "__main__"` guard."""
+    save_every: int = Field(default=20, ge=1)
+    """Steps between checkpoints."""
+    system: str | None = None
+    lora: LoRA | None = None
+    task: str | None = None
+    """Name of a task source to train on (grpo) and to measure on before and after, e.g. 'arithmetic'."""
+    task_settings: dict[str, Any] = {}
+    held_out: int = Field(default=200, ge=2)
+    """Most held-out items to measure on."""
+    sampling: Sampling = Sampling(max_tokens=128)
+    """How completions are drawn, in training and in measuring."""
+
+
+class SFTRun(SingleRun):
+    """Supervised fine-tuning on conversational (`messages`), prompt/completion or plain `text` rows."""
+
+    data: str
+    """JSONL or parquet path, or a hub id `name[@config][:split]`."""
+    sft: SFT = SFT()
+
+
+class DPORun(SingleRun):
+    """Direct preference optimisation on rows with `prompt`, `chosen`, `rejected`."""
+
+    data: str
+    dpo: DPO = DPO()
+
+
+class GRPORun(SingleRun):
+    """Reinforcement learning on a task source, on rows with a prompt and an answer, or on tasks handed over in Python."""
+
+    data: str | None = None
+    """Rows with `prompt` (or `question`) and `answer`; graded by value after '####'."""
+    grpo: GRPO = GRPO()
+
+
+def train(
+    settings: SFTRun | DPORun | GRPORun, out: str | Path, *, resume: bool = False, tasks: Sequence[Task] = (), reward: Reward | None = None
+) -> dict[str, Any]:
+    """Run one stage into the run directory `out`; returns its summary (scores before and after, when there is something to measure on).
+
+    Args:
+        tasks: your own tasks, instead of `settings.task` or `settings.data` (GRPO and measuring).
+        reward: your own reward function, instead of the source's grader.
+    """
+    grader = FunctionGrader(reward, f"{getattr(reward, '__name__', 'reward')}/user") if reward else None
+    practice = Practice.of(settings, tasks, grader)
+    data = getattr(settings, "data", None)
+    digests = {"data": _data_digest(data)} if data else {}
+    if practice:
+        digests |= {"held_out": tasks_digest(practice.held_out)}
+        practice.prove()
+    name = type(settings).__name__.removesuffix("Run").lower()
+    stages = (["eval.before"] if practice else []) + [name] + (["eval.after"] if practice else [])
+    return execute(partial(_body, practice=practice, name=name), settings, out, resume=resume, stages=stages, digests=digests)
+
+
+class Practice:
+    """Tasks to train on and disjoint ones to measure on, with their grader."""
+
+    def __init__(self, draw: Callable[[int, int], Sequence[Task]], held_out: Sequence[Task], grader: Grader, of: TaskSource | None):
+        self.draw, self.held_out, self.grader, self.source = draw, tuple(held_out), grader, of
+
+    @classmethod
+    def of(cls, settings: SingleRun, tasks: Sequence[Task], grader: Grader | None) -> Practice | None:
+        """From the user's tasks, data rows or a named source; None when none is given."""
+        data = settings.data if isinstance(settings, GRPORun) else None
+        if settings.task is not None:
+            chosen = source(settings.task, **settings.task_settings)
+            return cls(
+                partial(_draw_source, chosen), _as_many(chosen, settings.held_out), grader or chosen.grader, None if grader else chosen
+            )
+        if tasks or data:
+            everything = list(tasks) or rows.task_rows(str(data))
+            train_tasks, held_out = split(everything, settings.held_out)
+            return cls(partial(_draw_list, train_tasks), held_out, grader or MathGrader(), None)
+        if isinstance(settings, GRPORun):
+            raise ConfigError("grpo needs tasks: set task=NAME (posttrain recipes lists them), data=FILE, or pass tasks=[...] in Python")
+        return None
+
+    def prove(self) -> None:
+        """A source's grader shows that it tells right from wrong; a user's own function is taken as it is."""
+        if self.source is not None:
+            prove(self.grader, list(self.draw(20, 0)), gold=self.source.gold, wrong=self.source.wrong)
+
+
+def split(tasks: Sequence[Task], most: int) -> tuple[list[Task], list[Task]]:
+    """(train, held out): a task's side depends on its id alone, so adding rows never moves one across."""
+    held_out = [task for task in tasks if int(digest(task.id), 16) % 100 < HELD_OUT_PERCENT]
+    train_tasks = [task for task in tasks if int(digest(task.id), 16) % 100 >= HELD_OUT_PERCENT]
+    if len(held_out) < 2 or not train_tasks:
+        raise ConfigError(
+            f"{len(tasks)} tasks leave {len(held_out)} to measure on and {len(train_tasks)} to train on; give at least about 30"
+        )
+    return train_tasks, held_out[:most]
+
+
+def _as_many(chosen: TaskSource, most: int) -> list[Task]:
+    """Up to `most` held-out tasks: small sources hold fewer."""
+    while most > 2:
+        try:
+            return chosen.tasks("held_out", most, 0)
+        except ConfigError:
+            most //= 2
+    return chosen.tasks("held_out", most, 0)
+
+
+def _draw_source(chosen: TaskSource, n: int, seed: int) -> Sequence[Task]:
+    return chosen.tasks("train", n, seed)
+
+
+def _draw_list(tasks: Sequence[Task], n: int, seed: int) -> Sequence[Task]:
+    rng = python_rng(seed, "tasks")
+    return rng.sample(tasks, n) if n <= len(tasks) else rng.choices(tasks, k=n)
+
+
+def _data_digest(data: str) -> str:
+    return file_digest(data) if Path(data).is_file() else data
+
+
+def _body(session: Session, settings: Any, practice: Practice | None, name: str) -> dict[str, Any]:
+    model, tokenizer = load(settings.model)
+    renderer = ChatRenderer(tokenizer, system=settings.system) if practice or name != "sft" or rows.kind(settings.data) != "text" else None
+    records = {}
+
+    def measured(label: str, of: nn.Module) -> None:
+        if practice and renderer:
+            suite = Suite("held_out", practice.held_out, practice.grader, settings.sampling, 1, allow_truncation=True)
+            records[label] = measure(session, label, of, renderer, [suite], seed=settings.seed)
+
+    measured("before", model)
+    learner = model if settings.lora is None else add_lora(model, settings.lora, settings.seed)
+    equation, run_stage = _STAGES[name](session, settings, learner, tokenizer, renderer, practice)
+    trained = rung(session, name, tokenizer, equation, run_stage)
+    measured("after", trained)
+    summary = summarise(records, list(records), name, settings.seed, session.seconds)
+    if session.ranks.first:
+        folder = session.run.path
+        write_json(folder / "summary.json", summary)
+        write_report(folder)
+    return summary
+
+
+Prepared = tuple[str, Callable[[], nn.Module]]
+"""A stage's batch equation, and the call that runs it."""
+
+
+def _sft(
+    session: Session, settings: SFTRun, model: nn.Module, tokenizer: PreTrainedTokenizerFast, renderer: ChatRenderer | None, _: Any
+) -> Prepared:
+    samples = supervised_rows(settings.data, tokenizer, renderer)
+    return supervised.equation(len(samples), settings.sft), lambda: supervised.sft(session, model, samples, settings.sft)
+
+
+def _dpo(session: Session, settings: DPORun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, _: Any) -> Prepared:
+    pairs = [preference_pair(row, renderer) for row in rows.preferences(settings.data)]
+    return preference.equation(len(pairs), settings.dpo), lambda: preference.dpo(session, model, pairs, settings.dpo)
+
+
+def _grpo(
+    session: Session, settings: GRPORun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, practice: Practice
+) -> Prepared:
+    world = World(practice.draw, practice.grader, renderer, settings.sampling)
+    return rl.equation(settings.grpo, session.ranks.size), lambda: rl.grpo(session, model, world, settings.grpo)
+
+
+_STAGES: dict[str, Callable[..., Prepared]] = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}
+
+
+def supervised_rows(data: str, tokenizer: PreTrainedTokenizerFast, renderer: ChatRenderer | None) -> list[Sample]:
+    """Rows of any supervised kind as samples."""
+    match rows.kind(data):
+        case "text":
+            return [text_sample(tokenizer, text, f"text-{index}") for index, text in enumerate(rows.texts(data))]
+        case "conversation" | "prompt_completion":
+            chat = renderer or ChatRenderer(tokenizer)
+            return [supervised_sample(chat.conversation(row.messages), row.id) for row in rows.demonstrations(data)]
+        case other:
+            raise ConfigError(f"'{data}' holds {other} rows; sft needs messages, prompt/completion or text rows")
+
+
+def preference_pair(row: rows.Preference, renderer: ChatRenderer) -> Pair:
+    """A preference of a data set in the model's template; both responses end with the closing token."""
+    prompt, chosen = renderer.split((*row.prompt, Message("assistant", row.chosen)))
+    _, rejected = renderer.split((*row.prompt, Message("assistant", row.rejected)))
+    return Pair(row.id, prompt, _trained_part(chosen), _trained_part(rejected))
+
+
+def _trained_part(tokens: Tokens) -> Tokens:
+    """Up to the last trained token: what the template adds after the turn is no part of the response."""
+    end = max(index for index, owner in enumerate(tokens.owners) if owner in TRAINED_OWNERS) + 1
+    return Tokens(tokens.ids[:end], tokens.owners[:end])

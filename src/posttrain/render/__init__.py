@@ -1,0 +1,1 @@
+"""Messages <-> token ids, and who wrote which token. Imports no torch: tokenizers come in as objects."""

@@ -1,0 +1,1 @@
+"""The pipeline: tasks to trajectories, groups, samples, batches."""

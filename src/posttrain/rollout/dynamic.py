@@ -1,0 +1,41 @@
+"""Dynamic sampling: replace groups whose rewards are all equal, within a budget of tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from posttrain.core.seeds import derive
+from posttrain.core.tasks import Task
+from posttrain.core.trajectory import Group
+from posttrain.objectives.advantages import degenerate
+from posttrain.rollout.collect import Collector, collect
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A step's groups: generated = kept + the degenerate ones, which train nothing."""
+
+    generated: tuple[Group, ...]
+    kept: tuple[Group, ...]
+
+    @property
+    def tries_per_kept(self) -> float | None:
+        """Groups generated per group kept: about 1 in the sweet spot, large when tasks are out of reach or mastered."""
+        return len(self.generated) / len(self.kept) if self.kept else None
+
+
+def fill(collector: Collector, draw: Callable[[int], Sequence[Task]], target: int, tries: float, seed: int) -> Filled:
+    """Draw tasks until `target` groups carry signal or `tries * target` groups were generated.
+
+    A batch that stays short is trained short and reported: padding it with groups of equal rewards would only dilute the average.
+    """
+    generated: list[Group] = []
+    kept: list[Group] = []
+    budget = max(target, int(target * tries))
+    while len(kept) < target and len(generated) < budget:
+        wanted = min(target - len(kept), budget - len(generated))
+        groups = collect(collector, draw(wanted), derive(seed, len(generated)))
+        generated += groups
+        kept += [group for group in groups if not degenerate(group.rewards)]
+    return Filled(tuple(generated), tuple(kept))

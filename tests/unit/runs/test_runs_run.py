@@ -1,0 +1,287 @@
+"""The run directory: creating, resuming, recording, rewinding."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.core.config import Config
+from posttrain.core.errors import RunError, StorageError
+from posttrain.runs.recorder import Recorder
+from posttrain.runs.run import Run, deterministic_bytes
+
+
+class Inner(Config):
+    lr: float = 1e-5
+    epochs: int = 1
+
+
+class Outer(Config):
+    recipe: str = "toy"
+    seed: int = 0
+    sft: Inner = Inner()
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+COMMAND = ["posttrain", "ladder", "--out", "x"]
+
+
+def create(path: Path, **overrides) -> Run:
+    return Run.create(path, config=Outer(**overrides), command=COMMAND, seeds={"seed": 0}, digests={"data": "aa"})
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_create_writes_manifest_and_config(tmp_path):
+    run = create(tmp_path / "a")
+    assert sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
+    assert run.config() == {"recipe": "toy", "seed": 0, "sft": {"lr": 1e-5, "epochs": 1}}
+    assert run.manifest["kind"] == "toy"
+    assert run.manifest["command"] == COMMAND
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_create_takes_an_empty_directory_and_refuses_a_filled_one(tmp_path):
+    (tmp_path / "a" / ".x.tmp-0123abcd").mkdir(parents=True)
+    create(tmp_path / "a")
+    before = files(tmp_path)
+    with pytest.raises(RunError, match="exists and is not empty; continue it with --resume or choose another --out"):
+        create(tmp_path / "a")
+    assert files(tmp_path) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(RunError, match="is not empty; choose another --out"):
+        create(tmp_path / "mine")
+    with pytest.raises(RunError, match="is not empty; choose another --out"):
+        create(tmp_path / "mine" / "thesis.txt")
+
+
+def test_a_start_killed_half_way_can_simply_be_started_again(tmp_path):
+    code = """
+import os, sys
+from posttrain.core.config import Config
+from posttrain.runs.run import Run
+os.replace = lambda *a: os._exit(9)
+Run.create(sys.argv[1], config=Config(), command=["x"], seeds={})
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=False, env=ENVIRONMENT).returncode == 9
+    assert not (tmp_path / "a").exists()
+    assert create(tmp_path / "a").config()["seed"] == 0
+
+
+def test_resume_refuses_what_is_not_a_run(tmp_path):
+    with pytest.raises(RunError, match="is not a run"):
+        Run.resume(tmp_path / "none", config=Outer())
+    with pytest.raises(RunError, match="is not a run"):
+        Run.open(tmp_path)
+
+
+def test_resume_names_the_differing_keys_and_both_values(tmp_path):
+    create(tmp_path / "a")
+    changed = Outer(seed=3, sft=Inner(lr=3e-5))
+    with pytest.raises(RunError, match=r"seed: 0 -> 3, sft\.lr: 1e-05 -> 3e-05; resume with the same"):
+        Run.resume(tmp_path / "a", config=changed)
+    with pytest.raises(RunError, match=r"other settings: seed: 0 -> 3; resume"):
+        Run.resume(tmp_path / "a", config=changed, ignore=["sft"])
+    assert Run.resume(tmp_path / "a", config=changed, ignore=["seed", "sft.lr"]).config()["seed"] == 0
+    with pytest.raises(RunError, match="seed: 0 -> 3"):
+        Run.resume(tmp_path / "a", config=Outer(seed=3), ignore=["see"])
+
+
+def test_resume_refuses_other_inputs(tmp_path):
+    create(tmp_path / "a")
+    Run.resume(tmp_path / "a", config=Outer(), digests={"data": "aa"})
+    with pytest.raises(RunError, match="other inputs: data: 'aa' -> 'bb'"):
+        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb"})
+
+
+def test_resume_cleans_what_a_killed_process_left(tmp_path):
+    run = create(tmp_path / "a")
+    root = run.checkpoint_root("sft")
+    (root / ".step_2.tmp-0123abcd").mkdir(parents=True)
+    (root / ".step_1.previous").mkdir()
+    (run.path / ".x.tmp-0123abcd").write_text("partial")
+    Run.resume(run.path, config=Outer())
+    assert os.listdir(root) == ["step_1"]
+    assert ".x.tmp-0123abcd" not in os.listdir(run.path)
+
+
+def test_metric_line_is_in_name_order_with_the_clock_apart(tmp_path):
+    run = create(tmp_path / "a")
+    run.metric("sft", 1, {"loss": 2.5, "acc": 0, "note": None}, {"step": 0.25})
+    assert (run.path / "metrics.jsonl").read_text() == (
+        '{"schema": 1, "stage": "sft", "step": 1, "acc": 0, "loss": 2.5, "note": null, "seconds": {"step": 0.25}}\n'
+    )
+    run.metric("dpo", 1, {})
+    assert [line["stage"] for line in run.metrics()] == ["sft", "dpo"]
+    assert [line["stage"] for line in run.metrics("dpo")] == ["dpo"]
+    with pytest.raises(ValueError, match="'step' is a field of every metrics line"):
+        run.metric("sft", 2, {"step": 1})
+
+
+def test_equal_runs_differ_only_in_seconds(tmp_path):
+    one, two = create(tmp_path / "a"), create(tmp_path / "b")
+    one.metric("sft", 1, {"loss": 2.5, "acc": 0.5}, {"step": 0.25})
+    two.metric("sft", 1, {"acc": 0.5, "loss": 2.5}, {"step": 0.75})
+    first, second = one.path / "metrics.jsonl", two.path / "metrics.jsonl"
+    assert first.read_bytes() != second.read_bytes()
+    assert deterministic_bytes(first) == deterministic_bytes(second) == (
+        b'{"schema": 1, "stage": "sft", "step": 1, "acc": 0.5, "loss": 2.5}\n'
+    )
+    two.metric("sft", 2, {"acc": 0.5})
+    assert deterministic_bytes(first) != deterministic_bytes(second)
+
+
+def test_a_non_finite_metric_is_null_and_an_alarm(tmp_path):
+    run = create(tmp_path / "a")
+    run.metric("grpo", 4, {"kl": float("inf"), "loss": float("nan"), "reward": 0.5}, {"step": float("nan"), "sync": None})
+    assert run.metrics() == [
+        {"schema": 1, "stage": "grpo", "step": 4, "kl": None, "loss": None, "reward": 0.5, "seconds": {"step": None, "sync": None}}
+    ]
+    assert run.alarms() == [
+        {
+            "schema": 1,
+            "stage": "grpo",
+            "step": 4,
+            "name": "non_finite",
+            "detail": "not a finite number: kl = inf, loss = nan",
+            "evidence": {"kl": "inf", "loss": "nan"},
+        }
+    ]
+
+
+def test_alarm_evidence_keeps_non_finite_numbers_readable(tmp_path):
+    run = create(tmp_path / "a")
+    run.alarm("sft", 1, "spike", "loss jumped", {"loss": [1.0, float("nan")], "more": {"x": float("-inf")}})
+    assert run.alarms()[0]["evidence"] == {"loss": [1.0, "nan"], "more": {"x": "-inf"}}
+
+
+def test_rewind_restores_every_file_and_empties_new_ones(tmp_path):
+    run = create(tmp_path / "a")
+    run.metric("sft", 1, {"loss": 2.0})
+    run.rollout("grpo", {"task": "t1"})
+    position = run.position()
+    at_checkpoint = files(run.path)
+    assert position == {"metrics.jsonl": len(at_checkpoint["metrics.jsonl"]), "rollouts/grpo.jsonl": 28}
+    run.metric("sft", 2, {"loss": float("nan")})
+    run.rollout("grpo", {"task": "t2"})
+    resumed = Run.resume(run.path, config=Outer())
+    resumed.rewind(position)
+    assert files(run.path) == {**at_checkpoint, "alarms.jsonl": b""}
+    resumed.metric("sft", 2, {"loss": 1.0})
+    assert [line["step"] for line in resumed.metrics()] == [1, 2]
+
+
+def test_position_counts_whole_lines_only(tmp_path):
+    run = create(tmp_path / "a")
+    run.metric("sft", 1, {})
+    whole = (run.path / "metrics.jsonl").stat().st_size
+    with open(run.path / "metrics.jsonl", "ab") as handle:
+        handle.write(b'{"schema"')
+    assert Run.resume(run.path, config=Outer()).position() == {"metrics.jsonl": whole}
+
+
+def test_position_is_on_the_disk_before_it_is_returned(tmp_path, monkeypatch):
+    run = create(tmp_path / "a")
+    run.metric("sft", 1, {})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device; the previous metrics\.jsonl is intact"):
+        run.position()
+
+
+def test_rewind_refuses_when_lines_are_missing(tmp_path):
+    run = create(tmp_path / "a")
+    with pytest.raises(RunError, match="0 bytes, but 50 were recorded"):
+        run.rewind({"metrics.jsonl": 50})
+
+
+def test_stages_and_evals_round_trip(tmp_path):
+    run = create(tmp_path / "a")
+    assert run.finished("sft") is None
+    assert run.eval("base.greedy") is None
+    run.finish_stage("sft", {"steps": 3})
+    run.save_eval("base.greedy", {"score": 0.5})
+    reader = Run.open(run.path)
+    assert reader.finished("sft") == {"schema": 1, "stage": "sft", "steps": 3}
+    assert reader.eval("base.greedy") == {"schema": 1, "score": 0.5}
+    assert reader.checkpoint_root("sft") == run.path / "checkpoints" / "sft"
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b", "a b"])
+def test_names_that_are_not_file_names_are_refused(tmp_path, name):
+    run = create(tmp_path / "a")
+    with pytest.raises(ValueError, match="cannot name a stage"):
+        run.finish_stage(name, {})
+    with pytest.raises(ValueError, match="cannot name a stage"):
+        run.checkpoint_root(name)
+
+
+def test_an_opened_run_writes_nothing(tmp_path):
+    create(tmp_path / "a")
+    before = files(tmp_path)
+    run = Run.open(tmp_path / "a")
+    for write in (
+        lambda: run.metric("sft", 1, {}),
+        lambda: run.rollout("sft", {}),
+        lambda: run.alarm("sft", 1, "x", "y", {}),
+        lambda: run.rewind({"metrics.jsonl": 0}),
+        lambda: run.finish_stage("sft", {}),
+        lambda: run.save_eval("x", {}),
+    ):
+        with pytest.raises(RunError, match="opened for reading only"):
+            write()
+    assert files(tmp_path) == before
+
+
+def test_silent_takes_every_call_and_writes_nothing(tmp_path):
+    run = create(tmp_path / "a")
+    run.finish_stage("sft", {"steps": 3})
+    before = files(tmp_path)
+    recorders: list[Recorder] = [Run.silent(), Run.silent(run.path)]
+    for recorder in recorders:
+        recorder.metric("sft", 1, {"loss": float("nan")}, {"step": 1.0})
+        recorder.rollout("sft", {"x": 1})
+        recorder.alarm("sft", 1, "x", "y", {})
+        recorder.rewind({"metrics.jsonl": 9})
+        recorder.finish_stage("dpo", {})
+        recorder.save_eval("x", {})
+        assert recorder.position() == {}
+        assert recorder.eval("x") is None
+        assert recorder.metrics() == []
+        assert not recorder.checkpoint_root("sft").exists()
+    assert [recorder.finished("sft") is None for recorder in recorders] == [True, False]
+    assert files(tmp_path) == before
+
+
+def test_an_unwritable_place_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="Not a directory; .*fix the cause, then resume") as caught:
+        create(tmp_path / "file" / "deep" / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_package_imports_without_torch():
+    package = Path(sys.modules["posttrain.runs.run"].__file__ or "").parent
+    names = sorted(f"posttrain.runs.{path.stem}" for path in package.glob("*.py") if path.stem != "__init__")
+    code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=ENVIRONMENT).returncode == 0
+
+
+def test_manifest_on_disk_is_plain_json(tmp_path):
+    run = create(tmp_path / "a")
+    stored = json.loads((run.path / "manifest.json").read_text())
+    assert stored == run.manifest
+    assert stored["digests"] == {"data": "aa"}
+    assert stored["stages"] == []
