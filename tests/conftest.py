@@ -140,7 +140,12 @@ class Toy:
         return Sample(Tokens(tuple(prompt), (Owner.USER,) * len(prompt)), tokens, group, advantages, tuple(logps))
 
     def group(
-        self, rewards: Sequence[float | None], *, task: str = "t", stops: Sequence[StopReason] | None = None, ids: Sequence[Sequence[int]] = ()
+        self,
+        rewards: Sequence[float | None],
+        *,
+        task: str = "t",
+        stops: Sequence[StopReason] | None = None,
+        ids: Sequence[Sequence[int]] = (),
     ) -> Group:
         """A scored group: sibling i sampled `ids[i]` (default (20 + i, 2)) after the prompt (1, 5, 9)."""
         rollouts = []
@@ -157,8 +162,8 @@ class Toy:
         self.recorders.append(Memory(self.folder / f"run{len(self.recorders)}"))
         return self.recorders[-1]
 
-    def session(self, run: Memory | None = None, *, stop: StopSignal | None = None, seed: int = 0) -> Session:
-        return Session(Ranks(), run or self.recorder(), Console.quiet(), stop or StopSignal(), seed)
+    def session(self, run: Memory | None = None, *, stop: StopSignal | None = None, seed: int = 0, save_every: int = 20) -> Session:
+        return Session(Ranks(), run or self.recorder(), Console.quiet(), stop or StopSignal(), seed, save_every)
 
     def stop_after(self, steps: int) -> StopSignal:
         """A stop request that arrives during the `steps`-th step."""

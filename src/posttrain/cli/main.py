@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain import __version__
-from posttrain.core.errors import PosttrainError
+from posttrain.core.errors import ConfigError, PosttrainError
 from posttrain.engine.runtime import prepare_environment
 
 app = typer.Typer(
@@ -34,11 +35,18 @@ def main() -> None:
     try:
         app()
     except PosttrainError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        if _leads():
+            typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.secho("stopped at once; what was saved before is intact, repeat the command with --resume", fg="red", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:
+            typer.secho("stopped at once, without saving; what was saved before is intact", fg="red", err=True)
+        raise
+
+
+def _leads() -> bool:
+    """Whether this process talks to the user: of those that torchrun starts, the first does."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def _version(wanted: bool) -> None:
@@ -55,28 +63,28 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 @app.command()
 def ladder(
     out: Out = Path("runs/ladder"),
-    preset: Annotated[str, typer.Option(help="tiny (embedded, minutes) or smollm2 (a real pretrained model).")] = "tiny",
+    preset: Annotated[str | None, typer.Option(help="tiny (embedded, minutes; the default) or smollm2 (a real pretrained model).")] = None,
     seed: Seed = None,
     processes: Processes = None,
     overrides: Set = None,
     resume: Resume = False,
 ) -> None:
     """Take a base model up five rungs (base, SFT, mined pairs, DPO, GRPO) and measure it on each."""
+    from posttrain.recipes.ladder import Ladder
     from posttrain.recipes.ladder import ladder as climb
     from posttrain.recipes.presets import preset_named
-    from posttrain.runs.summary import markdown_table
 
-    given = [f"{key}={value}" for key, value in {"seed": seed, "processes": processes}.items() if value is not None]
-    settings = preset_named(preset).override([*(overrides or []), *given])
-    summary = climb(settings, out, resume=resume)
-    typer.echo(markdown_table(summary))
-    typer.echo(f"report: {out / 'report.html'}    talk to it: posttrain chat {out}")
+    named = {"preset": preset if resume else None, "seed": seed, "processes": processes}
+    given = [f"{key}={value}" for key, value in named.items() if value is not None]
+    start = Ladder.load(_stored(out)) if resume else preset_named(preset or "tiny")
+    settings = start.override([*(overrides or []), *given])
+    _show(climb(settings, out, resume=resume), out)
 
 
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="sft, dpo or grpo; `posttrain recipes NAME` shows its settings.")],
-    model: Annotated[str | None, typer.Option(help="Folder, run directory, .gguf file, hub id, or smollm2.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder, run directory or RUN:RUNG, .gguf file, hub id, or smollm2.")] = None,
     data: Annotated[str | None, typer.Option(help="JSONL or parquet file, or hub id name[@config][:split].")] = None,
     task: Annotated[str | None, typer.Option(help="Task source to train on (grpo) and to measure on.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, e.g. a run's config.yaml.")] = None,
@@ -85,15 +93,15 @@ def train(
     resume: Resume = False,
 ) -> None:
     """Train one stage on your own model, data or task."""
-    from posttrain.recipes.chat import model_of
     from posttrain.recipes.presets import single_named
     from posttrain.recipes.single import train as run
 
     kind = single_named(recipe)
-    given = _yaml(config or out / "config.yaml") if config or resume else {}
+    given = _stored(out) if resume else _yaml(config) if config else {}
     given |= {key: value for key, value in {"model": model, "data": data, "task": task}.items() if value is not None}
-    if "model" in given:
-        given["model"] = model_of(given["model"])
+    missing = [key for key, field in kind.model_fields.items() if field.is_required() and key not in given]
+    if missing:
+        raise ConfigError(f"train {recipe} needs {' and '.join(f'--{key}' for key in missing)}; its settings: posttrain recipes {recipe}")
     summary = run(kind.load(given).override(overrides or []), out, resume=resume)
     _show(summary, out)
 
@@ -119,12 +127,10 @@ def evaluate(
 ) -> None:
     """Measure a model on held-out items: n, 95% interval, parse and truncation rate."""
     from posttrain.cli.show import record_lines
-    from posttrain.recipes.chat import model_of
     from posttrain.recipes.evaluate import EvalRun
     from posttrain.recipes.evaluate import evaluate as run
 
-    where, _, rung = model.rpartition(":") if ":" in model and not Path(model).exists() else (model, "", "")
-    given: dict[str, Any] = {"model": model_of(where, rung or None), "task": task, "items": items, "allow_truncation": allow_truncation}
+    given: dict[str, Any] = {"model": model, "task": task, "items": items, "allow_truncation": allow_truncation}
     given |= {"sampling": {"temperature": temperature, "max_tokens": max_tokens}}
     record = run(EvalRun.load(given).override(overrides or []), out)
     typer.echo("\n".join(record_lines(record)))
@@ -144,7 +150,7 @@ def compare(
 
 @app.command()
 def chat(
-    where: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or any model.")],
+    where: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, RUN:RUNG, or any model.")],
     rung: Annotated[str | None, typer.Option(help="base, sft, dpo, grpo; the last finished by default.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1)] = 200,
@@ -203,10 +209,14 @@ def runs_report(run: Path) -> None:
     typer.echo(str(write_report(Run.open(run).path)))
 
 
+def _stored(out: Path) -> dict[str, Any]:
+    from posttrain.runs.run import Run
+
+    return Run.open(out).config()
+
+
 def _yaml(path: Path) -> dict[str, Any]:
     import yaml
-
-    from posttrain.core.errors import ConfigError
 
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -220,6 +230,8 @@ def _yaml(path: Path) -> dict[str, Any]:
 def _show(summary: dict[str, Any], out: Path) -> None:
     from posttrain.runs.summary import markdown_table
 
+    if not _leads():
+        return
     if summary["rungs"]:
         typer.echo(markdown_table(summary))
     typer.echo(f"report: {out / 'report.html'}    talk to it: posttrain chat {out}")

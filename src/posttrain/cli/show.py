@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from posttrain.core.errors import EvidenceError
 from posttrain.core.files import read_json
 from posttrain.evals.compare import Comparison
 from posttrain.evals.record import EvalRecord
@@ -15,8 +16,11 @@ from posttrain.runs.summary import markdown_table, p_text, percent, span
 
 
 def read_record(path: Path) -> EvalRecord:
-    """An evaluation record from a file."""
-    return EvalRecord.from_json(read_json(path))
+    """An evaluation record from a file; EvidenceError names the file when it holds something else."""
+    try:
+        return EvalRecord.from_json(read_json(path))
+    except EvidenceError as error:
+        raise EvidenceError(f"{path}: {error}") from None
 
 
 def record_lines(record: EvalRecord) -> list[str]:

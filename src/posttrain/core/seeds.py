@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,6 +33,12 @@ def numpy_rng(seed: int, *path: str | int) -> np.random.Generator:
 def python_rng(seed: int, *path: str | int) -> random.Random:
     """A `random.Random` for the stream called `path`."""
     return random.Random(derive(seed, *path))
+
+
+@lru_cache(maxsize=4)
+def permutation(n: int, seed: int, *path: str | int) -> tuple[int, ...]:
+    """0..n-1 in the order of the stream called `path`; remembered, since a loop asks for the same epoch at every step."""
+    return tuple(numpy_rng(seed, *path).permutation(n).tolist())
 
 
 def uniforms(seed: int, n: int) -> np.ndarray:

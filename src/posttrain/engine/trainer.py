@@ -48,6 +48,8 @@ class Optim(Config):
     def rate(self, step: int, total: int) -> float:
         """Learning rate of `step` in 0..total-1: rises over the first warmup * total steps, reaches end * lr exactly at the last.
 
+        A single step after the warm-up keeps `lr`: it is first and last at once.
+
         Example: lr 1, linear, warmup 0.2, 10 steps: 0.5, 1.0 (warm-up over), 1.0, then down in equal parts to 0.0 at step 9.
         """
         rise = int(self.warmup * total)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -19,7 +20,7 @@ from posttrain.core.digest import digest
 from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Mean, Metric
 from posttrain.core.sampling import Sampling
-from posttrain.core.seeds import python_rng
+from posttrain.core.seeds import permutation
 from posttrain.core.trajectory import Sample
 from posttrain.engine.batch import Batch
 from posttrain.engine.processes import Ranks
@@ -70,7 +71,7 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
         watch = Stopwatch()
         with watch("step"):
             epoch, place = divmod(step, per_epoch)
-            order = python_rng(session.seed, name, "order", epoch).sample(range(len(pairs)), len(pairs))
+            order = permutation(len(pairs), session.seed, name, "order", epoch)
             chosen = [pairs[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size]]
             mine = shard(rows_of(chosen), session.ranks.rank, session.ranks.size)
             batches = pack(mine, settings.packing, share_prompts=shares_prompts(trained), whole_groups=True)
@@ -83,8 +84,8 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[Sample]:
-    """Chosen and rejected rows, side by side: row 2i and row 2i + 1 belong together."""
-    return [sample for pair in pairs for sample in pair.samples()]
+    """Chosen and rejected rows, side by side: row 2i and row 2i + 1 belong together, grouped by place since ids may repeat."""
+    return [replace(sample, group=f"{place}") for place, pair in enumerate(pairs) for sample in pair.samples()]
 
 
 def content_key(sample: Sample) -> str:

@@ -126,7 +126,7 @@ def grpo(session: Session, model: nn.Module, world: World, settings: GRPO, name:
     policy = copy.deepcopy(model)
     reference = model if settings.objective.kl_coef else None
     trainer = LocalTrainer(policy, settings.optim, settings.steps * settings.updates, session.ranks, world.sampling)
-    sampler = LocalSampler(policy, world.renderer.stop_ids, world.renderer.control_ids)
+    sampler = LocalSampler(policy, world.renderer.stop_ids, world.renderer.special_ids)
     collector = Collector(sampler, world.renderer, world.grader, world.sampling, settings.siblings, session.ranks)
     stage = Stage(session, name, trainer, settings.steps)
     for step in stage.steps():

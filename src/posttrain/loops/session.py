@@ -71,6 +71,7 @@ class Session:
 class Stage:
     """The bookkeeping of one loop: which step comes next, what was measured, when to save.
 
+    A stage that begins without a checkpoint forgets what was recorded since the last finished stage, so run it inside `Session.timed`.
     `state` holds whatever the loop must remember between steps besides weights and optimizer (JSON values only).
     """
 

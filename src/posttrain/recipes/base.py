@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from pydantic import Field
@@ -49,17 +49,30 @@ class TinyBase(Config):
     seed: int = 0
 
 
-def corpus(settings: TinyBase, arithmetic: Arithmetic) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the corpus. Only `said` is trained: the operands of a sum are random, and predicting noise drowns the signal.
+
+    Example: Line(read="Compute 12 + 7. The answer is", said=" 19.")
+    """
+
+    read: str
+    said: str
+
+
+def corpus(settings: TinyBase, arithmetic: Arithmetic) -> Iterator[Line]:
     """Lines of plain text. Sums use trainable pairs only."""
     rng = python_rng(settings.seed, "base", "corpus")
     for _ in range(settings.lines):
-        yield _sum(rng, arithmetic) if rng.random() < settings.sums else _prose(rng)
+        yield _sum(rng, arithmetic) if rng.random() < settings.sums else Line("", _prose(rng))
 
 
-def _sum(rng: Random, arithmetic: Arithmetic) -> str:
+def _sum(rng: Random, arithmetic: Arithmetic) -> Line:
     task = arithmetic.tasks("train", 1, rng.getrandbits(48))[0]
-    a, op, b = task.meta["a"], task.meta["op"], task.meta["b"]
-    return f"{a}{op}{b}={task.answer}"
+    question = f"{task.meta['a']} {task.meta['op']} {task.meta['b']}"
+    if rng.random() < 0.5:
+        return Line(f"{question} =", f" {task.answer}")
+    return Line(f"Compute {question}. The answer is", f" {task.answer}.")
 
 
 def _prose(rng: Random) -> str:
@@ -78,15 +91,11 @@ def _prose(rng: Random) -> str:
     )
 
 
-def line_sample(tokenizer: PreTrainedTokenizerFast, line: str, key: str) -> Sample:
-    """A line as a row. Of a sum only what follows '=' is trained: its operands are random, and predicting noise drowns the signal."""
-    sample = text_sample(tokenizer, line, key)
-    sign = tokenizer.convert_tokens_to_ids("=")
-    if sign not in sample.tokens.ids:
-        return sample
-    cut = sample.tokens.ids.index(sign) + 1
-    question = Tokens(sample.tokens.ids[:cut], (Owner.TEMPLATE,) * cut)
-    return Sample(sample.prompt + question, Tokens(sample.tokens.ids[cut:], sample.tokens.owners[cut:]), key)
+def line_sample(tokenizer: PreTrainedTokenizerFast, line: Line, key: str) -> Sample:
+    """A line as a row, the end of the text included."""
+    said = text_sample(tokenizer, line.said, key)
+    read = tuple(tokenizer.encode(line.read, add_special_tokens=False))
+    return Sample(said.prompt + Tokens(read, (Owner.TEMPLATE,) * len(read)), said.tokens, key)
 
 
 def base_key(settings: TinyBase, arithmetic: Arithmetic) -> str:
@@ -110,7 +119,7 @@ def tiny_base(
         session.console.line(f"{name}: taken from the cache ({folder})")
         return load(str(folder))
     lines = list(corpus(settings, arithmetic))
-    tokenizer = build_tokenizer(lines[:20_000] + chat_words(arithmetic), settings.vocab)
+    tokenizer = build_tokenizer([line.read + line.said for line in lines[:20_000]] + chat_words(arithmetic), settings.vocab)
     model = build_tiny(settings.shape, tokenizer, settings.seed)
     samples = [line_sample(tokenizer, line, f"{index}") for index, line in enumerate(lines)]
     optim = Optim(lr=settings.lr, schedule="cosine", warmup=0.05, end=0.05)

@@ -24,9 +24,22 @@ def rungs(run: str | Path) -> list[str]:
     return [p.name for p in sorted(found, key=lambda p: (p / "final" / "config.json").stat().st_mtime_ns)]
 
 
+def is_run(where: str | Path) -> bool:
+    """Whether `where` is a run directory."""
+    return (Path(where) / MANIFEST).is_file()
+
+
+def split_rung(where: str) -> tuple[str, str | None]:
+    """A run directory and the rung named behind it. Example: "runs/a:sft" -> ("runs/a", "sft"); anything else stays as it is."""
+    run, _, rung = where.rpartition(":")
+    return (run, rung) if run and not Path(where).exists() and is_run(run) else (where, None)
+
+
 def model_of(where: str, rung: str | None = None) -> str:
-    """What to load: `where` itself, or the kept model of a rung (the last one by default) when `where` is a run directory."""
-    if not (Path(where) / MANIFEST).is_file():
+    """What to load: `where` itself, or, when it is a run directory or RUN:RUNG, the kept model of that rung (the last one by default)."""
+    where, named = split_rung(where)
+    rung = rung or named
+    if not is_run(where):
         return where
     known = rungs(where)
     if not known:
@@ -43,22 +56,23 @@ class Chat:
     """
 
     def __init__(self, where: str, rung: str | None = None, *, system: str | None = None, sampling: Sampling | None = None, seed: int = 0):
-        if system is None and (Path(where) / MANIFEST).is_file():
-            system = Run.open(where).config().get("system")
+        run = split_rung(where)[0]
+        if system is None and is_run(run):
+            system = Run.open(run).config().get("system")
         model, tokenizer = load(model_of(where, rung))
         self.renderer = ChatRenderer(tokenizer, system=system)
-        self.sampler = LocalSampler(model, self.renderer.stop_ids, self.renderer.control_ids)
+        self.sampler = LocalSampler(model, self.renderer.stop_ids, self.renderer.special_ids)
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=200)
         self.seed = seed
         self.turns: list[Message] = []
 
     def say(self, text: str) -> str:
-        """Send one user turn and return the answer; both join the conversation."""
-        self.turns.append(Message("user", text))
-        prompt = self.renderer.prompt(self.turns)
-        done = self.sampler.generate([Request(prompt.ids, self.sampling, derive(self.seed, "chat", len(self.turns)))])[0]
+        """Send one user turn and return the answer; both join the conversation, or neither when the turn cannot be rendered."""
+        turns = [*self.turns, Message("user", text)]
+        prompt = self.renderer.prompt(turns)
+        done = self.sampler.generate([Request(prompt.ids, self.sampling, derive(self.seed, "chat", len(turns)))])[0]
         answer = self.renderer.decode(done.ids)
-        self.turns.append(Message("assistant", answer))
+        self.turns = [*turns, Message("assistant", answer)]
         return answer + (" [cut]" if done.stop is StopReason.LENGTH else "")
 
     def forget(self) -> None:

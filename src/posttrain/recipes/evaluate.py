@@ -21,6 +21,7 @@ from posttrain.evals.record import EvalRecord
 from posttrain.evals.runner import check_truncation, records_from, requests_for
 from posttrain.evals.suite import Suite
 from posttrain.models.loading import load
+from posttrain.recipes.chat import model_of
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
 from posttrain.runs.console import Console
@@ -30,6 +31,7 @@ class EvalRun(Config):
     """What is measured and how."""
 
     model: str
+    """A folder, a run directory (its last rung) or RUN:RUNG, a .gguf file, a hub id, or 'smollm2'."""
     task: str
     task_settings: dict[str, Any] = {}
     split: str = "held_out"
@@ -63,9 +65,9 @@ def evaluate(settings: EvalRun, save_to: str | Path | None = None) -> EvalRecord
 
 def _body(ranks: Ranks, suite: Suite, settings: EvalRun) -> EvalRecord:
     console = Console() if ranks.first else Console.quiet()
-    model, tokenizer = load(settings.model)
+    model, tokenizer = load(model_of(settings.model))
     renderer = ChatRenderer(tokenizer, system=settings.system)
-    sampler = LocalSampler(model, renderer.stop_ids, renderer.control_ids)
+    sampler = LocalSampler(model, renderer.stop_ids, renderer.special_ids)
     mine = ranks.share(requests_for([suite], renderer, settings.seed))
     with console.stage(f"evaluate {suite.name}", total=len(mine), unit="completion") as bar:
         completions = ranks.interleave(sampler.generate(mine, lambda n: bar.advance(n)))

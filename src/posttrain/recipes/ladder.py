@@ -44,7 +44,7 @@ from posttrain.recipes.pipeline import counting, execute, keep, kept, measure, r
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
 from posttrain.rollout.collect import Collector, collect, describe
-from posttrain.rollout.samples import Pair, mine_pairs, supervised_sample
+from posttrain.rollout.samples import Pair, Tie, mine_pairs, supervised_sample
 from posttrain.runs.report import write_report
 
 RUNGS = ("base", "sft", "dpo", "grpo")
@@ -64,6 +64,8 @@ class Mine(Config):
 
     prompts: int = Field(default=600, ge=1)
     completions: int = Field(default=4, ge=2)
+    tie: Tie = "drawn"
+    """Which of several equally scored completions is taken."""
 
 
 class Measure(Config):
@@ -83,7 +85,7 @@ class Ladder(Config):
     seed: int = Field(default=0, ge=0)
     processes: int | None = Field(default=None, ge=1)
     """Processes to use; by default one per core, at most 4."""
-    save_every: int = Field(default=20, ge=1)
+    save_every: int = Field(default=50, ge=1)
     """Steps between checkpoints."""
     model: str = "tiny"
     """'tiny' trains the embedded base; otherwise a folder, a .gguf file or a hub id."""
@@ -227,13 +229,13 @@ def mined(session: Session, settings: Ladder, model: nn.Module, renderer: ChatRe
         return [_pair(record) for record in read_json(store)]
     session.rewind()
     with session.timed("mine") as info:
-        sampler = LocalSampler(model, renderer.stop_ids, renderer.control_ids)
+        sampler = LocalSampler(model, renderer.stop_ids, renderer.special_ids)
         collector = Collector(sampler, renderer, skills[0].grader, settings.sampling, settings.mine.completions, session.ranks)
         tasks = draw(skills, settings.mine.prompts, derive(settings.seed, "mine", "tasks"))
         total = len(session.ranks.share(tasks)) * settings.mine.completions
         with counting(session, "mine pairs", total, "completion") as progress:
             groups = collect(collector, tasks, derive(settings.seed, "mine"), progress)
-        found = mine_pairs(groups)
+        found = mine_pairs(groups, settings.mine.tie)
         counts = {"prompts": len(groups), "pairs": len(found.pairs), "tied": found.tied, "incomplete": found.incomplete}
         session.run.metric("mine", 0, counts)
         for group in groups[:8]:

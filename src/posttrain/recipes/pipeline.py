@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.config import Config
+from posttrain.core.errors import PosttrainError
 from posttrain.core.files import atomic_dir
 from posttrain.engine.local import LocalSampler
 from posttrain.engine.processes import Ranks, launch
@@ -27,7 +30,8 @@ from posttrain.models.lora import merged
 from posttrain.render.renderer import ChatRenderer
 from posttrain.runs.console import Console
 from posttrain.runs.interrupt import StopSignal
-from posttrain.runs.run import Run
+from posttrain.runs.manifest import differences
+from posttrain.runs.run import CONFIG, MANIFEST, Run
 
 T = TypeVar("T")
 
@@ -41,8 +45,12 @@ def execute(
     because another number adds the same floats in another order.
     """
     out = Path(out)
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = [_program(Path(sys.argv[0])), *sys.argv[1:]]
     processes = settings.processes  # type: ignore[attr-defined]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        processes = int(os.environ["WORLD_SIZE"])
+        if os.environ["RANK"] != "0":
+            return launch(_in_session, processes, body, settings, str(out), command)
     if resume:
         processes = processes or Run.open(out).config().get("processes")
         settings = settings.model_copy(update={"processes": processes})
@@ -53,19 +61,45 @@ def execute(
         seeds = {"seed": settings.seed}  # type: ignore[attr-defined]
         run = Run.create(out, config=settings, command=command, seeds=seeds, digests=digests, stages=stages)
     run.close()
-    return launch(_in_session, choose(processes).processes, body, settings, str(out), command)
+    try:
+        return launch(_in_session, choose(processes).processes, body, settings, str(out), command)
+    except PosttrainError:
+        if not resume:
+            _discard_unused(out)
+        raise
+
+
+def _program(entry: Path) -> str:
+    """The name a person would type: `python -m posttrain.cli.main` is `posttrain`."""
+    return "posttrain" if entry.parts[-2:] == ("cli", "main.py") else entry.name
+
+
+def _discard_unused(out: Path) -> None:
+    """Take a new run away that failed before it recorded anything: the corrected command may then use the same directory."""
+    if {entry.name for entry in out.iterdir()} <= {MANIFEST, CONFIG}:
+        shutil.rmtree(out)
 
 
 def _in_session(ranks: Ranks, body: Callable[[Session, Any], T], settings: Any, out: str, command: Sequence[str]) -> T:
     run = Run.resume(out, config=settings) if ranks.first else Run.silent(out)
     console = Console() if ranks.first else Console.quiet()
-    with StopSignal() as stop:
+    with StopSignal() as stop, closing(run):
         session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command)
         console.line(choose(ranks.size).describe())
+        whole = ranks.first and not run.metrics()  # what was finished earlier read its settings then
         result = body(session, settings)
-        if ranks.first and (unread := settings.unread()):
+        if whole and (unread := _without_effect(settings)):
             console.warn(f"these settings had no effect on this run: {', '.join(unread)}")
         return result
+
+
+def _without_effect(settings: Config) -> list[str]:
+    """Settings that differ from their defaults and that nothing read."""
+    unread = tuple(f"{name}." for name in settings.unread())
+    given = settings.model_dump(mode="json")
+    required = {name: given[name] for name, field in type(settings).model_fields.items() if field.is_required()}
+    changed = differences(type(settings).load(required).model_dump(mode="json"), given)
+    return [name for name, _, _ in changed if f"{name}.".startswith(unread)]
 
 
 def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equation: str, train: Callable[[], nn.Module]) -> nn.Module:
@@ -113,7 +147,7 @@ def measure(
     session.rewind()
     started = time.monotonic()
     with session.timed(stage):
-        sampler = LocalSampler(model, renderer.stop_ids, renderer.control_ids)
+        sampler = LocalSampler(model, renderer.stop_ids, renderer.special_ids)
         mine = session.ranks.share(requests_for(suites, renderer, seed))
         with counting(session, f"evaluate {label}", len(mine), "completion") as progress:
             completions = session.ranks.interleave(sampler.generate(mine, progress))

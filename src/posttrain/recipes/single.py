@@ -32,6 +32,7 @@ from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
 from posttrain.models.loading import load
 from posttrain.models.lora import LoRA, add_lora
+from posttrain.recipes.chat import model_of
 from posttrain.recipes.pipeline import execute, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import FunctionGrader, MathGrader
@@ -50,11 +51,11 @@ class SingleRun(Config):
     """What every single-stage run needs: a model, a seed, something to measure on."""
 
     model: str
-    """A folder, a run's kept rung, a .gguf file, a hub id, or 'smollm2'."""
+    """A folder, a run directory (its last rung) or RUN:RUNG, a .gguf file, a hub id, or 'smollm2'."""
     seed: int = Field(default=0, ge=0)
     processes: int | None = Field(default=1, ge=1)
     """Processes to use; None means one per core. A script that asks for more than one needs the `if __name__ == "__main__"` guard."""
-    save_every: int = Field(default=20, ge=1)
+    save_every: int = Field(default=50, ge=1)
     """Steps between checkpoints."""
     system: str | None = None
     lora: LoRA | None = None
@@ -99,6 +100,7 @@ def train(
         tasks: your own tasks, instead of `settings.task` or `settings.data` (GRPO and measuring).
         reward: your own reward function, instead of the source's grader.
     """
+    settings = settings.model_copy(update={"model": model_of(settings.model)})  # "the last rung" must not move before a resume
     grader = FunctionGrader(reward, f"{getattr(reward, '__name__', 'reward')}/user") if reward else None
     practice = Practice.of(settings, tasks, grader)
     data = getattr(settings, "data", None)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -87,9 +88,15 @@ class Codec:
             raise RenderError(f"text {text[:40]!r} would become the control token {forged[0]!r}; remove that text from the data")
         return ids
 
-    def decode(self, ids: Sequence[int], position: Position) -> str:
-        """Text of `ids` that stand at `position`, control tokens left out."""
-        return self._plain[position].decode([index for index in ids if index not in self.control], skip_special_tokens=False)
+    def decode(self, ids: Sequence[int], position: Position, hidden: frozenset[int]) -> str:
+        """Text of `ids` that stand at `position`: those in `hidden` left out, other added tokens (thinking marks) as written."""
+        shown = [index for index in ids if index not in hidden]
+        texts = []
+        for added, run in groupby(shown, key=self.control.__contains__):
+            part = list(run)
+            texts.append("".join(self.control[i] for i in part) if added else self._plain[position].decode(part, skip_special_tokens=False))
+            position = Position.CONTROL if added else position
+        return "".join(texts)
 
 
 def _plain_tokenizers(spec: dict[str, Any]) -> dict[Position, Tokenizer]:

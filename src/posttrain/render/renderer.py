@@ -61,6 +61,9 @@ class ChatRenderer:
         """Every added or special token: what no content can produce."""
         self.stop_ids: frozenset[int] = self._closing_ids() | {index for index in (eos,) if index is not None}
         """Tokens that close an assistant's turn, and the tokenizer's eos."""
+        written = {index for piece in self._plan(("user",), True).pieces for index in piece}
+        self.special_ids: frozenset[int] = self.stop_ids | frozenset(tokenizer.all_special_ids) | (self.control_ids & written)
+        """What only the harness may write: special tokens and turn marks. Other added tokens (thinking marks) are words of the policy."""
         self.pad_id: int = pad if pad is not None else eos if eos is not None else 0
         """Fills rows. It may equal eos: padding is known by its position, not by its id."""
         self.digest: str = digest([self.template.source, self._codec.digest, tokenizer.special_tokens_map, system])
@@ -119,7 +122,7 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion, control tokens left out. Bytes that are not UTF-8 become U+FFFD: text is only a view."""
-        return self._codec.decode(ids, self._answers_at)
+        return self._codec.decode(ids, self._answers_at, self.special_ids)
 
     def _chat(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages with the default system prompt, if they have none of their own."""
@@ -163,7 +166,7 @@ class ChatRenderer:
     def _closing(self, piece: tuple[int, ...], text: str) -> int:
         """Length of the turn's end in the template text after an assistant's content: white space, if any, and a control token."""
         first = next((place for place, index in enumerate(piece) if index in self._codec.control), None)
-        if first is not None and not self._codec.decode(piece[:first], Position.INSIDE).strip():
+        if first is not None and not self._codec.decode(piece[:first], Position.INSIDE, self.control_ids).strip():
             return first + 1
         raise RenderError(
             f"the chat template closes an assistant's turn with {text[:40]!r}, which has no control token at its start, so a model could "

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.errors import DataError
 from posttrain.core.trajectory import TRAINED_OWNERS, Group, Owner, Rollout, Sample, StopReason, Tokens
 from posttrain.models.tokenizer import control_id
-from posttrain.objectives.advantages import Advantage, group_advantages
+from posttrain.objectives.advantages import Advantage, degenerate, group_advantages
 
 
 def policy_samples(group: Group, key: str, how: Advantage, ddof: int) -> list[Sample]:
-    """Rows of one group for a policy-gradient step; siblings that were never scored or have advantage 0 leave (their gradient is 0).
+    """Rows of one group for a policy-gradient step: none from a degenerate group; elsewhere siblings that were never scored leave.
+
+    A scored sibling at the group's mean stays: its surrogate gradient is 0, but the KL term and the denominator count it.
 
     Args:
         key: identity of the group within the step; a task drawn twice is two groups.
     """
+    if degenerate(group.rewards):
+        return []
     advantages = group_advantages(group.rewards, how, ddof=ddof)
     rows = []
     for rollout, advantage in zip(group.rollouts, advantages, strict=True):
-        if rollout.score.value is None or advantage == 0.0:
+        if rollout.score.value is None:
             continue
         trajectory = rollout.trajectory
         tokens = Tokens(trajectory.ids, (Owner.SAMPLED,) * len(trajectory.ids))
@@ -67,6 +72,10 @@ class Pair:
         return Sample(self.prompt, self.chosen, self.id), Sample(self.prompt, self.rejected, self.id)
 
 
+Tie = Literal["drawn", "shorter"]
+"""How the miner chooses among siblings with the same primary score."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mined:
     """Pairs, and why the other groups gave none: generated = pairs + tied + incomplete."""
@@ -78,12 +87,13 @@ class Mined:
     """Fewer than two siblings ended their turn and were scored."""
 
 
-def mine_pairs(groups: Sequence[Group]) -> Mined:
+def mine_pairs(groups: Sequence[Group], tie: Tie = "drawn") -> Mined:
     """The best against the worst complete sibling of each group.
 
-    The discrete primary score decides; length only breaks ties among equals (shorter is better). A continuous term must not create a
-    preference where the primary sees none (spec/ladder-at-100m.md H-11). A truncated sample is no response: training on it with a closing
-    token appended would teach a cut that never happened.
+    The discrete primary score decides; `tie` only chooses among equals, so that no continuous term creates a preference where the primary
+    sees none (spec/ladder-at-100m.md H-11). "drawn" takes the first drawn and favours nothing; "shorter" prefers the shorter answer, which
+    makes the rejected side systematically longer: a length preference that the task may not want. A truncated sample is no response:
+    training on it with a closing token appended would teach a cut that never happened.
     """
     pairs, tied, incomplete = [], 0, 0
     for place, group in enumerate(groups):
@@ -91,8 +101,8 @@ def mine_pairs(groups: Sequence[Group]) -> Mined:
         if len(complete) < 2:
             incomplete += 1
             continue
-        ranked = sorted(complete, key=_quality)
-        worst, best = ranked[0], ranked[-1]
+        best = max(complete, key=lambda rollout: _quality(rollout, tie, sign=1))
+        worst = min(complete, key=lambda rollout: _quality(rollout, tie, sign=-1))
         if worst.score.value == best.score.value:
             tied += 1
             continue
@@ -100,9 +110,11 @@ def mine_pairs(groups: Sequence[Group]) -> Mined:
     return Mined(tuple(pairs), tied, incomplete)
 
 
-def _quality(rollout: Rollout) -> tuple[float, int, int]:
+def _quality(rollout: Rollout, tie: Tie, sign: int) -> tuple[float, int, int]:
+    """Primary score, then length if it counts, then order of drawing; `sign` lets both ends of the order prefer the first drawn."""
     value = rollout.score.value
-    return (0.0 if value is None else value, -len(rollout.trajectory.ids), -rollout.trajectory.index)
+    length = len(rollout.trajectory.ids) if tie == "shorter" else 0
+    return (0.0 if value is None else value, -length, -sign * rollout.trajectory.index)
 
 
 def _response(rollout: Rollout) -> Tokens:

@@ -53,7 +53,13 @@ def test_cache_size(toy):
 
 @pytest.mark.parametrize(
     ("prompts", "shared"),
-    [([(1, 2, 3)], 0), ([(1, 2, 3), (1, 2, 4)], 2), ([(1, 2), (1, 2, 3)], 1), ([(1, 2), (3, 4)], 0), ([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 9)], 2)],
+    [
+        ([(1, 2, 3)], 0),
+        ([(1, 2, 3), (1, 2, 4)], 2),
+        ([(1, 2), (1, 2, 3)], 1),
+        ([(1, 2), (3, 4)], 0),
+        ([(1, 2, 3, 4), (1, 2, 5), (1, 2, 3, 9)], 2),
+    ],
 )
 def test_shared_prefix_leaves_each_prompt_a_token(prompts, shared):
     assert _shared_prefix(prompts) == shared

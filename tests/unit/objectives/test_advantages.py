@@ -102,7 +102,5 @@ def test_share_of_groups_without_signal(p, siblings, share):
 def test_oversampling_needed_at_a_degenerate_share():
     # N / (1 - d) groups fill N on average: 16 / (1 - 0.0577) = 16.98, 16 / (1 - 0.6634) = 47.5
     for p, expected in ((0.3, 16.98), (0.05, 47.54)):
-        kept = sum(
-            math.comb(8, k) * p**k * (1 - p) ** (8 - k) for k in range(9) if not degenerate([1.0] * k + [0.0] * (8 - k))
-        )
+        kept = sum(math.comb(8, k) * p**k * (1 - p) ** (8 - k) for k in range(9) if not degenerate([1.0] * k + [0.0] * (8 - k)))
         assert 16 / kept == pytest.approx(expected, abs=0.01)

@@ -31,7 +31,9 @@ def test_ten_tokens_of_loss_1_and_two_of_loss_3():
     assert total == pytest.approx(4 / 3)
 
 
-@pytest.mark.parametrize(("how", "expected"), [("token_mean", 4.0), ("seq_mean_token_mean", 2.0), ("seq_mean_token_sum", 2.0), ("constant", 9.0)])
+@pytest.mark.parametrize(
+    ("how", "expected"), [("token_mean", 4.0), ("seq_mean_token_mean", 2.0), ("seq_mean_token_sum", 2.0), ("constant", 9.0)]
+)
 def test_denominator_counts_trained_tokens_or_rows_that_have_some(how, expected):
     assert denominator_of([3, 0, 1], how, 9.0) == expected
 

@@ -104,7 +104,14 @@ def test_greedy_takes_the_most_likely_with_logprob_zero():
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(temperature=0.5), Sampling(temperature=2.0), Sampling(top_k=3), Sampling(top_p=0.8), Sampling(temperature=1.5, top_k=4, top_p=0.9)],
+    [
+        Sampling(),
+        Sampling(temperature=0.5),
+        Sampling(temperature=2.0),
+        Sampling(top_k=3),
+        Sampling(top_p=0.8),
+        Sampling(temperature=1.5, top_k=4, top_p=0.9),
+    ],
     ids=str,
 )
 def test_frequencies_match_the_exact_distribution(sampling):

@@ -270,3 +270,15 @@ def test_package_imports_without_torch():
         "import sys, posttrain.render.renderer, posttrain.render.audit; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_decode_shows_added_tokens_that_are_not_special_and_hides_special_ones():
+    """A thinking mark is text of the policy; a turn mark is the harness's."""
+    chatml = byte_tokenizer(CHATML)
+    chatml.add_tokens(["<think>"])
+    renderer = ChatRenderer(chatml)
+    think = chatml.convert_tokens_to_ids("<think>")
+    word = chatml.encode("yes", add_special_tokens=False)
+    assert renderer.decode([think, *word, *renderer.stop_ids]) == "<think>yes"
+    assert think in renderer.control_ids
+    assert think not in renderer.special_ids

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from posttrain.core.trajectory import Owner, Sample, Tokens
 from posttrain.rollout.pack import Packing, pack, shard
 
@@ -25,7 +26,12 @@ def test_the_documented_example(toy):
 
 def test_the_attention_of_two_documents_and_a_padding_slot(toy):
     # widths 4 (prompt 2, branches of one each) and 2, padded to 7 by a longer second row
-    rows = [toy.row((4, 5), (7, 2), "a"), toy.row((4, 5), (8, 2), "a"), toy.row((6,), (9, 2), "b"), toy.row((1,), (9, 9, 9, 9, 9, 9, 2), "c")]
+    rows = [
+        toy.row((4, 5), (7, 2), "a"),
+        toy.row((4, 5), (8, 2), "a"),
+        toy.row((6,), (9, 2), "b"),
+        toy.row((1,), (9, 9, 9, 9, 9, 9, 2), "c"),
+    ]
     (batch,) = pack(rows, Packing(row_tokens=7))
     assert batch.ids_RW[1].tolist() == [4, 5, 7, 8, 6, 9, 0]
     assert batch.document_RW[1].tolist() == [0, 0, 0, 0, 1, 1, -1]
@@ -41,7 +47,10 @@ def test_the_attention_of_two_documents_and_a_padding_slot(toy):
 
 
 def test_streams_follow_their_rows(toy):
-    rows = [toy.row((1,), (7, 2), "a", advantage=0.5, logps=(-0.1, -0.2)), toy.row((1,), (8, 9, 2), "b", advantage=-0.5, logps=(-1.0, -2.0, -3.0))]
+    rows = [
+        toy.row((1,), (7, 2), "a", advantage=0.5, logps=(-0.1, -0.2)),
+        toy.row((1,), (8, 9, 2), "b", advantage=-0.5, logps=(-1.0, -2.0, -3.0)),
+    ]
     (batch,) = pack(rows, Packing())
     place = batch.sample_B.index(1)
     assert batch.advantage_BT[place].tolist() == [-0.5, -0.5, -0.5]
@@ -50,7 +59,9 @@ def test_streams_follow_their_rows(toy):
     torch.testing.assert_close(batch.behaviour_BT[1 - place], torch.tensor([-0.1, -0.2, 0.0]))
 
 
-ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.lists(st.tuples(st.integers(10, 59), st.booleans()), min_size=1, max_size=20)), min_size=1, max_size=14)
+ANSWERS = st.lists(
+    st.tuples(st.integers(0, 4), st.lists(st.tuples(st.integers(10, 59), st.booleans()), min_size=1, max_size=20)), min_size=1, max_size=14
+)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -1,0 +1,112 @@
+"""Settings: one readable line for every mistake, typed overrides, and a record of what was read."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import Field, ValidationError
+
+from posttrain.core.config import Config, field_names
+from posttrain.core.errors import ConfigError
+
+
+class Inner(Config):
+    lr: float = Field(default=1e-3, gt=0)
+    steps: int = Field(default=5, ge=1)
+
+
+class Outer(Config):
+    seed: int = 0
+    name: str = "a"
+    sft: Inner = Inner()
+    grpo: Inner = Inner(lr=1e-4)
+
+
+def test_unknown_key_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown key 'sft\.stepz'; did you mean 'sft\.steps'\?"):
+        Outer().override(["sft.stepz=3"])
+    with pytest.raises(ConfigError, match=r"unknown key 'sed'; did you mean 'seed'\?"):
+        Outer.load({"sed": 1})
+
+
+def test_right_leaf_under_the_wrong_parent():
+    with pytest.raises(ConfigError, match=r"did you mean 'sft\.lr'\?"):
+        Outer().override(["preference_stage_of_the_run.lr=1"])
+
+
+def test_hopeless_key_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"unknown key 'zzz'; known keys: seed, name, sft"):
+        Outer().override(["zzz=1"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "read"),
+    [
+        ("seed=7", lambda c: c.seed == 7),
+        ("sft.lr=3e-5", lambda c: c.sft.lr == 3e-5),
+        ("name=b c", lambda c: c.name == "b c"),
+        ("grpo.steps=9", lambda c: c.grpo.steps == 9),
+    ],
+)
+def test_overrides_are_typed(assignment, read):
+    changed = Outer().override([assignment])
+    assert read(changed)
+    assert changed.sft.steps == 5
+
+
+def test_later_overrides_win_and_the_original_stays():
+    base = Outer()
+    assert base.override(["seed=1", "seed=2"]).seed == 2
+    assert base.seed == 0
+
+
+@pytest.mark.parametrize("assignment", ["seed", "=3", ""])
+def test_not_an_assignment(assignment):
+    with pytest.raises(ConfigError, match="is not an assignment; write key=value"):
+        Outer().override([assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [("sft.lr=0", r"sft\.lr = 0: .*greater than 0"), ("sft.steps=two", r"sft\.steps = 'two'"), ("seed=1.5", r"seed = 1\.5")],
+)
+def test_bad_value_is_shown_with_its_key(assignment, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        Outer().override([assignment])
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_are_counted():
+    with pytest.raises(ConfigError, match=r"\(and 1 more\)"):
+        Inner.load({"lr": -1, "steps": 0})
+
+
+def test_frozen():
+    with pytest.raises(ValidationError):
+        Outer().seed = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_unread_keys_are_named_with_their_path():
+    settings = Outer()
+    assert settings.unread() == ["seed", "name", "sft", "grpo"]
+    assert settings.seed == 0
+    assert settings.sft.lr == 1e-3
+    assert settings.unread() == ["name", "sft.steps", "grpo"]
+
+
+def test_equality_and_hash_ignore_what_was_read():
+    one, other = Outer(), Outer()
+    assert one.sft.lr == 1e-3
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != Outer(seed=1)
+    assert Inner() != Outer()
+    assert len({Inner(), Inner(lr=2.0), Inner()}) == 2
+
+
+def test_field_names_reach_nested_settings():
+    assert list(field_names(Outer)) == ["seed", "name", "sft", "sft.lr", "sft.steps", "grpo", "grpo.lr", "grpo.steps"]
+
+
+def test_dump_and_load_round_trip():
+    changed = Outer().override(["grpo.lr=0.5", "seed=3"])
+    assert Outer.load(changed.model_dump(mode="json")) == changed

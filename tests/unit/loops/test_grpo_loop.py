@@ -1,0 +1,322 @@
+"""Policy gradient on sampled groups: exact ratios, no step without signal, every option runs, and the policy improves."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+
+from posttrain.core.errors import ConfigError
+from posttrain.core.sampling import Sampling
+from posttrain.core.seeds import python_rng
+from posttrain.core.tasks import Message, Task
+from posttrain.engine.processes import Ranks
+from posttrain.engine.scoring import score
+from posttrain.engine.trainer import LocalTrainer, Optim
+from posttrain.engine.weights import weights_digest
+from posttrain.loops.rl import GRPO, Objective, World, equation, grpo, learn, prepare
+from posttrain.loops.sft import SFT, sft
+from posttrain.rewards.graders import ExactTextGrader, FunctionGrader
+from posttrain.rollout.pack import Packing
+from posttrain.rollout.samples import supervised_sample
+
+STILL = Optim(lr=1e-30, schedule="constant", warmup=0.0)
+"""A rate that changes no float32 weight."""
+BRISK = Optim(lr=3e-3, schedule="constant", warmup=0.0)
+SHORT = Sampling(max_tokens=4)
+LONG = Sampling(max_tokens=64)
+
+
+def draw(n: int, seed: int) -> list[Task]:
+    rng = python_rng(seed, "tasks")
+    return [Task(f"{a}", (Message("user", a),), {"x": "a", "y": "b"}[a]) for a in rng.choices("xy", k=n)]
+
+
+def long_words(task: Task, text: str) -> float:
+    """A reward that a random model often varies in."""
+    return float(len(text) % 2)
+
+
+def brief(toy):
+    """A random model that closes its turn with a chance of about one third at every token, so that hardly any completion is cut."""
+    model = toy.model(265)
+    tied = model.get_output_embeddings().weight.detach().clone()
+    model.lm_head = torch.nn.Linear(tied.shape[1], tied.shape[0])
+    with torch.no_grad():
+        model.lm_head.weight.copy_(tied)
+        model.lm_head.bias.fill_(1.0)
+        model.lm_head.bias[6] = 7.0
+    return model
+
+
+def world(toy, grader=None, sampling: Sampling = SHORT) -> World:
+    return World(draw, grader or FunctionGrader(long_words, "parity"), toy.renderer, sampling)
+
+
+def small(**changes) -> GRPO:
+    return GRPO(**({"steps": 2, "prompts": 4, "siblings": 4, "optim": BRISK} | changes))
+
+
+def trainer_of(model, optim: Optim = BRISK, sampling: Sampling = SHORT) -> LocalTrainer:
+    return LocalTrainer(model, optim, 10, Ranks(), sampling)
+
+
+def mixed(toy):
+    return [toy.group([1.0, 0.0, 0.0, 1.0], task=f"t{i}", ids=[(20 + i, 2), (30, 31 + i, 2), (40, 2), (41, 42, 2)]) for i in range(4)]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize(("minibatches", "epochs"), [(1, 1), (2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize("kl", ["k2", "k3"])
+def test_ratio_is_one_and_kl_zero_while_the_policy_has_not_moved(toy, temperature, minibatches, epochs, kl):
+    run = toy.recorder()
+    settings = small(minibatches=minibatches, epochs=epochs, optim=STILL, objective=Objective(kl=kl, kl_coef=0.1))
+    grpo(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=4, temperature=temperature)), settings)
+    lines = run.lines["metrics"]
+    assert lines[-1]["optimizer_step"] == 2 * minibatches * epochs
+    for line in lines:
+        assert line["ratio_max"] == 1.0
+        assert line["kl"] == 0.0
+        assert line["clip_fraction"] == 0.0
+        assert line["mismatch_max"] < 1e-5
+    assert run.lines["alarms"] == []
+
+
+@pytest.mark.parametrize("sampling", [SHORT, Sampling(temperature=0.5, max_tokens=4), Sampling(top_k=9, top_p=0.9, max_tokens=4)], ids=str)
+def test_old_and_reference_equal_the_current_scores_bit_for_bit(toy, sampling):
+    model = toy.model()
+    trainer = trainer_of(model, sampling=sampling)
+    settings = small(minibatches=2, epochs=2, packing=Packing(row_tokens=12, micro_tokens=24))
+    batches, _ = prepare(trainer, copy.deepcopy(model), list(enumerate(mixed(toy))), settings)
+    assert len(batches) > 1
+    for batch in batches:
+        current = score(model, batch, sampling).logp_BT
+        assert current.requires_grad
+        assert batch.old_BT is not None
+        assert batch.reference_BT is not None
+        assert torch.equal(batch.old_BT, current)
+        assert torch.equal(batch.reference_BT, current)
+
+
+def test_single_update_needs_no_old_policy(toy):
+    batches, _ = prepare(trainer_of(toy.model()), None, list(enumerate(mixed(toy))), small())
+    assert all(batch.old_BT is None and batch.reference_BT is None for batch in batches)
+
+
+def test_later_updates_of_a_phase_keep_the_old_policy(toy):
+    # the second pass over the same rollouts has ratios other than 1
+    model = toy.model()
+    trainer = trainer_of(model)
+    metrics = learn(trainer, None, mixed(toy), small(epochs=2))
+    assert trainer.version == 2
+    assert metrics["ratio_max"].read() > 1.0
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    # 4 groups of rows of 2 + 3 + 2 + 3 tokens; the constant is rows x token budget = 16 x 4
+    [("token_mean", 40.0), ("seq_mean_token_mean", 16.0), ("seq_mean_token_sum", 16.0), ("constant", 64.0)],
+)
+def test_denominator_of_a_step(toy, aggregation, expected):
+    settings = small(objective=Objective(aggregation=aggregation))
+    assert prepare(trainer_of(toy.model()), None, list(enumerate(mixed(toy))), settings)[1] == expected
+
+
+def test_a_sibling_at_the_mean_still_counts(toy):
+    # [1, 0.5, 0]: the middle one has advantage 0, but its 2 tokens belong to the step: its KL term, and the denominator 6
+    group = toy.group([1.0, 0.5, 0.0])
+    batches, denominator = prepare(trainer_of(toy.model()), toy.model(), [(0, group)], small())
+    assert denominator == 6.0
+    assert sum(len(batch.sample_B) for batch in batches) == 3
+
+
+def test_minibatches_split_the_groups_and_each_is_one_step(toy):
+    trainer = trainer_of(toy.model())
+    learn(trainer, None, mixed(toy), small(minibatches=2, epochs=3))
+    assert trainer.version == 6
+    short = trainer_of(toy.model())
+    learn(short, None, mixed(toy)[:1], small(minibatches=2))  # one group for two minibatches: one step
+    assert short.version == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 0.9, 1.0])
+def test_constant_reward_takes_no_step(toy, value):
+    run = toy.recorder()
+    model = brief(toy)
+    settings = small(steps=3, objective=Objective(kl_coef=0.5))
+    trained = grpo(toy.session(run), model, world(toy, FunctionGrader(lambda task, text: value, "constant"), LONG), settings)
+    assert weights_digest(trained) == weights_digest(model)
+    for line in run.lines["metrics"]:
+        assert line["optimizer_step"] == 0
+        assert "loss" not in line
+        assert (line["groups_generated"], line["groups_kept"], line["tries_per_kept"]) == (8, 0, None)
+
+
+def test_no_step_without_signal_even_with_momentum(toy):
+    model = toy.model()
+    reference = toy.model(seed=3)  # a KL term that would pull
+    trainer = trainer_of(model)
+    settings = small(objective=Objective(kl_coef=0.5))
+    for _ in range(3):
+        learn(trainer, reference, mixed(toy), settings)
+    before, state = toy.weights(model), copy.deepcopy(trainer.optimizer.state_dict())
+    assert learn(trainer, reference, [], settings) == {}
+    assert trainer.version == 3
+    assert torch.equal(toy.weights(model), before)
+    for index, entry in state["state"].items():
+        now = trainer.optimizer.state_dict()["state"][index]
+        assert all(torch.equal(now[key], entry[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+
+
+class Fading:
+    """Mixed rewards for the first `calls` judgements, equal ones afterwards."""
+
+    name = "fading/1"
+
+    def __init__(self, calls: int):
+        self.left = calls
+
+    def __call__(self, task: Task, text: str):
+        self.left -= 1
+        return FunctionGrader(lambda task, text: float(self.left % 2) if self.left >= 0 else 0.3, self.name)(task, text)
+
+
+def test_steps_after_the_signal_fades_change_nothing(toy):
+    runs = [toy.recorder(), toy.recorder()]
+    ends = [
+        weights_digest(grpo(toy.session(run), brief(toy), world(toy, Fading(16), LONG), small(steps=steps)))
+        for run, steps in zip(runs, (1, 4), strict=True)
+    ]
+    assert runs[0].lines["metrics"][0]["groups_kept"] > 0
+    assert [line["optimizer_step"] for line in runs[1].lines["metrics"]] == [1, 1, 1, 1]
+    assert ends[0] == ends[1]
+
+
+def test_patience_runs_out_with_one_line(toy):
+    grader = FunctionGrader(lambda task, text: 0.0, "never")
+    with pytest.raises(ConfigError, match=r"grpo: 3 steps in a row without any group of mixed rewards \(mean reward 0\.00\)"):
+        grpo(toy.session(), brief(toy), world(toy, grader), small(steps=9, patience=3))
+
+
+def test_a_short_batch_is_trained_short_and_reported(toy):
+    # rewards differ only in groups of task x: about half of them are kept, and one try each leaves the batch short
+    grader = FunctionGrader(lambda task, text: float(len(text) % 2) if task.id == "x" else 1.0, "half")
+    run = toy.recorder()
+    grpo(toy.session(run), brief(toy), world(toy, grader, LONG), small(prompts=8, tries=1.0))
+    line = run.lines["metrics"][0]
+    assert line["groups_generated"] == 8
+    assert 0 < line["groups_kept"] < 8
+    assert line["tries_per_kept"] == pytest.approx(8 / line["groups_kept"])
+    assert (line["rollouts_generated"], line["rollouts_kept"]) == (32, 4 * line["groups_kept"])
+    assert line["optimizer_step"] == 1
+
+
+def test_input_model_is_not_touched(toy):
+    model = brief(toy)
+    before = weights_digest(model)
+    trained = grpo(toy.session(), model, world(toy), small())
+    assert weights_digest(model) == before != weights_digest(trained)
+
+
+@pytest.mark.parametrize("siblings", [0, 1])
+def test_one_sibling_is_refused_by_the_settings(siblings):
+    with pytest.raises(ConfigError, match="siblings"):
+        GRPO.load({"siblings": siblings})
+
+
+def test_prompts_must_divide_into_minibatches():
+    with pytest.raises(ConfigError, match=r"10 prompts do not divide into 4 minibatches; .*e\.g\. 12"):
+        GRPO.load({"prompts": 10, "minibatches": 4})
+
+
+def test_greedy_sampling_is_refused(toy):
+    with pytest.raises(ConfigError, match="identical siblings"):
+        world(toy, sampling=Sampling(temperature=0.0))
+
+
+def test_equation_names_the_batch_and_the_divergence():
+    words = equation(GRPO(prompts=8, siblings=4, minibatches=2, epochs=3, steps=5), 2)
+    assert "8 prompts x 4 completions = 32 rollouts per step" in words
+    assert "2 minibatch(es) x 3 epoch(s) = 6 optimizer step(s) each" in words
+    assert "KL k2 x 0.005, descends KL(policy || reference)" in words
+    assert equation(GRPO(objective=Objective(kl_coef=0.0)), 1).endswith("no KL term")
+
+
+@pytest.mark.parametrize(
+    ("advantage", "aggregation", "kl"),
+    list(
+        product(
+            ["mean", "mean_std", "leave_one_out"], ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"], ["k2", "k3"]
+        )
+    ),
+)
+def test_every_advertised_option_takes_a_step(toy, advantage, aggregation, kl):
+    model = toy.model()
+    before = weights_digest(model)
+    trainer = trainer_of(model)
+    metrics = learn(trainer, toy.model(seed=3), mixed(toy), small(objective=Objective(advantage=advantage, aggregation=aggregation, kl=kl)))
+    assert metrics["kl"].read() > 0
+    assert weights_digest(model) != before
+
+
+@pytest.mark.parametrize("kl", ["k2", "k3"])
+def test_kl_alone_has_a_gradient_and_returns_to_the_reference(toy, kl):
+    # a large coefficient outweighs the rewards: the divergence falls
+    model, reference = toy.model(std=0.31), toy.model()
+    trainer = trainer_of(model, Optim(lr=1e-3, schedule="constant", warmup=0.0))
+    settings = small(objective=Objective(kl=kl, kl_coef=100.0))
+    seen = [learn(trainer, reference, mixed(toy), settings)["kl"].read() for _ in range(15)]
+    assert seen[-1] < 0.5 * seen[0]
+
+
+def test_no_reference_no_kl(toy):
+    run = toy.recorder()
+    grpo(toy.session(run), brief(toy), world(toy), small(objective=Objective(kl_coef=0.0)))
+    assert all("kl" not in line for line in run.lines["metrics"])
+
+
+def test_weights_that_do_not_move_do_not_drift(toy):
+    run = toy.recorder()
+    model = brief(toy)
+    trained = grpo(toy.session(run), model, world(toy), small(steps=4, optim=STILL))
+    assert weights_digest(trained) == weights_digest(model)
+    assert max(line["mismatch_max"] for line in run.lines["metrics"]) < 1e-5
+
+
+def test_disagreement_of_sampler_and_trainer_rings(toy, monkeypatch):
+    monkeypatch.setattr("posttrain.loops.rl.MISMATCH", -1.0)
+    run = toy.recorder()
+    grpo(toy.session(run), brief(toy), world(toy), small(steps=1))
+    assert [alarm["name"] for alarm in run.lines["alarms"]] == ["sampler_trainer_mismatch"]
+
+
+def test_rollouts_are_kept_with_the_version_that_drew_them(toy):
+    run = toy.recorder()
+    grpo(toy.session(run), brief(toy), world(toy), small(steps=3, keep_rollouts=2))
+    kept = run.lines["rollouts"]
+    assert len(kept) == 3 * 2 * 4
+    steps = {line["step"]: line["optimizer_step"] for line in run.lines["metrics"]}
+    for record in kept:
+        assert record["version"] == (steps[record["step"] - 1] if record["step"] else 0)
+
+
+def test_every_step_draws_other_tasks_and_tokens(toy):
+    run = toy.recorder()
+    grpo(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=8)), small(steps=3, optim=STILL))
+    by_step = [[record["completion"] for record in run.lines["rollouts"] if record["step"] == step] for step in range(3)]
+    assert by_step[0] != by_step[1] != by_step[2] != by_step[0]
+
+
+def test_the_policy_learns_which_answer_belongs_to_which_question(toy):
+    # taught to say a or b at random, it is rewarded for a after x and b after y: from about one half to nearly always
+    chats = [(Message("user", question), Message("assistant", answer)) for question in "xy" for answer in "ab"]
+    rows = [supervised_sample(toy.renderer.conversation(chat), f"{i}") for i, chat in enumerate(chats)]
+    start = sft(toy.session(), toy.model(265, std=0.05), rows, SFT(epochs=40, batch_size=4, optim=Optim(lr=1e-2, warmup=0.1)))
+    run = toy.recorder()
+    settings = small(steps=60, prompts=8, siblings=8, optim=Optim(lr=5e-3, schedule="constant", warmup=0.0))
+    grpo(toy.session(run), start, world(toy, ExactTextGrader()), settings)
+    rewards = [line["reward_mean"] for line in run.lines["metrics"]]
+    assert 0.3 < sum(rewards[:2]) / 2 < 0.7
+    assert sum(rewards[-3:]) / 3 > 0.9
