@@ -113,6 +113,7 @@ def test_two_processes_finish_and_only_the_first_speaks(run: Path, tmp_path: Pat
     done = Cli(tmp_path / "cache").run(ladder(tmp_path / "two", "--processes", "2"))
     assert done.returncode == 0, done.stderr
     assert [rung["rung"] for rung in results(tmp_path / "two")["rungs"]] == RUNGS
+    assert "Traceback" not in done.stderr
     assert done.stderr.count("grpo 12/12 steps") == 1
     assert done.stdout.count("report:") == 1
     losses = [line["loss"] for line in Run.open(tmp_path / "two").metrics("base")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,8 +108,11 @@ def test_a_reward_function_of_ones_own(run: Path, tmp_path: Path) -> None:
     assert len(found.metrics("grpo")) == 10
     given = {(line["completion"], line["gold"]): line["value"] for line in found.rollouts("grpo")}
     assert {line["grader"] for line in found.rollouts("grpo")} == {"closeness/user"}
-    assert all(value == 1 / (1 + abs(int(text[4:]) - int(gold))) for (text, gold), value in given.items() if text[:5] == "#### ")
-    assert len(set(given.values())) > 2
+    read = {(text, gold): re.fullmatch(r"#### (\d{1,5})", text) for text, gold in given}
+    assert sum(found is not None for found in read.values()) > 2
+    for (text, gold), value in given.items():
+        number = read[text, gold]
+        assert number is None or value == 1 / (1 + abs(int(number[1]) - int(gold)))
 
 
 def test_measure_compare_and_refuse_other_conditions(
@@ -151,8 +156,9 @@ def test_chat_answers_lines_of_standard_input(run: Path) -> None:
 def test_runs_are_listed_shown_verified_and_reported(
     shown: Shown, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "finished" in shown("runs", "list", run.parent)
     assert shown("runs", "list", tmp_path) == f"no runs in {tmp_path}\n"
+    run = Path(shutil.copytree(run, tmp_path / "copy"))  # the shared one stays as it is
+    assert f"{run}  finished" in shown("runs", "list", tmp_path)
     text = shown("runs", "show", run)
     assert "eval.grpo" in text
     assert "| grpo | arithmetic " in text
@@ -160,12 +166,9 @@ def test_runs_are_listed_shown_verified_and_reported(
     assert shown("runs", "report", run).strip() == str(run / "report.html")
     weights = run / "checkpoints" / "dpo" / "final" / "model.safetensors"
     kept = weights.read_bytes()
-    try:
-        weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-        assert Cli(cache_of(run)).call(monkeypatch, "runs", "verify", str(run)) == 1
-        assert "checkpoints/dpo/final/model.safetensors: changed" in capsys.readouterr().out
-    finally:
-        weights.write_bytes(kept)
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    assert Cli(tmp_path).call(monkeypatch, "runs", "verify", str(run)) == 1
+    assert "checkpoints/dpo/final/model.safetensors: changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2", "sft", "dpo", "grpo", "arithmetic", "gsm8k"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -41,7 +41,7 @@ class Config(BaseModel):
             raise ConfigError(_explain(cls, error)) from None
 
     def override(self, assignments: Sequence[str]) -> Self:
-        """Apply dotted `key=value` assignments (values are YAML), e.g. `["grpo.lr=3e-5", "sft.epochs=2"]`."""
+        """Apply dotted `key=value` assignments (values are YAML), e.g. `["grpo.optim.lr=3e-5", "sft.epochs=2"]`."""
         data = self.model_dump(mode="json")
         for assignment in assignments:
             key, separator, text = assignment.partition("=")
@@ -77,9 +77,9 @@ def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """All dotted field names reachable from a config class."""
     for name, field in cls.model_fields.items():
         yield prefix + name
-        nested = field.annotation
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            yield from field_names(nested, f"{prefix}{name}.")
+        for nested in (field.annotation, *get_args(field.annotation)):  # an optional part (`LoRA | None`) has settings too
+            if isinstance(nested, type) and issubclass(nested, BaseModel):
+                yield from field_names(nested, f"{prefix}{name}.")
 
 
 def _assign(cls: type[BaseModel], data: dict[str, Any], key: str, value: Any) -> None:
@@ -88,15 +88,15 @@ def _assign(cls: type[BaseModel], data: dict[str, Any], key: str, value: Any) ->
         raise ConfigError(f"unknown key '{key}'{_nearest(key, known)}")
     *parents, leaf = key.split(".")
     for parent in parents:
+        data[parent] = {} if data[parent] is None else data[parent]
         data = data[parent]
     data[leaf] = value
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not close:  # the right leaf under the wrong parent is the common slip
-        leaf = key.rsplit(".", 1)[-1]
-        close = [name for name in known if name.rsplit(".", 1)[-1] == leaf][:1]
+    leaf = key.rsplit(".", 1)[-1]
+    same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == leaf]  # the right leaf under the wrong parent is the common slip
+    close = difflib.get_close_matches(key, same_leaf, n=1, cutoff=0.0) or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(known[:12])}"
 
 

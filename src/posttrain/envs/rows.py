@@ -51,6 +51,8 @@ def demonstrations(source: str) -> list[Demonstration]:
             messages = _turns(row, "prompt", "user") + _turns(row, "completion", "assistant")
             field = "completion"
         else:
+            if "prompt" in fields:
+                raise DataError(f"is missing; the row has {sorted(fields)}", file=file, line=line, field="completion")
             advice = "; plain text is read by `texts`" if "text" in fields else ""
             problem = f"has fields {sorted(fields)}; a demonstration needs messages, or prompt and completion{advice}"
             raise DataError(problem, file=file, line=line)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 
 from pydantic import Field
@@ -34,8 +35,12 @@ from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import text_sample
 
 
+BASE_SEED = 0
+"""The base is the same for every run, as a downloaded one would be."""
+
+
 class TinyBase(Config):
-    """How the embedded base is made. Its seed is fixed: the base is the same for every run, as a downloaded one would be."""
+    """How the embedded base is made."""
 
     shape: TinyModel = TinyModel()
     vocab: int = Field(default=400, ge=265)
@@ -43,10 +48,9 @@ class TinyBase(Config):
     """Lines of text, each seen once."""
     sums: float = Field(default=0.85, ge=0, le=1)
     """Share of lines that are sums."""
-    batch: int = Field(default=256, ge=1)
+    batch: int = Field(default=128, ge=1)
     """Lines per optimizer step."""
     lr: float = Field(default=3e-3, gt=0)
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Line:
 
 def corpus(settings: TinyBase, arithmetic: Arithmetic) -> Iterator[Line]:
     """Lines of plain text. Sums use trainable pairs only."""
-    rng = python_rng(settings.seed, "base", "corpus")
+    rng = python_rng(BASE_SEED, "base", "corpus")
     for _ in range(settings.lines):
         yield _sum(rng, arithmetic) if rng.random() < settings.sums else Line("", _prose(rng))
 
@@ -72,7 +76,9 @@ def _sum(rng: Random, arithmetic: Arithmetic) -> Line:
     question = f"{task.meta['a']} {task.meta['op']} {task.meta['b']}"
     if rng.random() < 0.5:
         return Line(f"{question} =", f" {task.answer}")
-    return Line(f"Compute {question}. The answer is", f" {task.answer}.")
+    # words in between, so that the answer is found by what was asked and not by a fixed distance
+    between = " ".join(rng.choices(WORDS, k=rng.randrange(4)))
+    return Line(f"Compute {question}. {between} The answer is", f" {task.answer}.")
 
 
 def _prose(rng: Random) -> str:
@@ -99,8 +105,12 @@ def line_sample(tokenizer: PreTrainedTokenizerFast, line: Line, key: str) -> Sam
 
 
 def base_key(settings: TinyBase, arithmetic: Arithmetic) -> str:
-    """Identity of the base: what it is made of and which code made it."""
-    return digest([posttrain.__version__, settings.model_dump(mode="json"), arithmetic.model_dump(mode="json")])
+    """Identity of the base: every setting, the beginning of its text, the version of the code."""
+    shape = settings.shape
+    model = [shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.mlp, shape.context, settings.vocab]
+    training = [settings.lines, settings.sums, settings.batch, settings.lr]
+    opening = [(line.read, line.said) for line in islice(corpus(settings, arithmetic), 500)]
+    return digest([posttrain.__version__, model, training, opening])
 
 
 def tiny_base(
@@ -120,11 +130,11 @@ def tiny_base(
         return load(str(folder))
     lines = list(corpus(settings, arithmetic))
     tokenizer = build_tokenizer([line.read + line.said for line in lines[:20_000]] + chat_words(arithmetic), settings.vocab)
-    model = build_tiny(settings.shape, tokenizer, settings.seed)
+    model = build_tiny(settings.shape, tokenizer, BASE_SEED)
     samples = [line_sample(tokenizer, line, f"{index}") for index, line in enumerate(lines)]
     optim = Optim(lr=settings.lr, schedule="cosine", warmup=0.05, end=0.05)
     recipe = SFT(batch_size=settings.batch, optim=optim, packing=Packing(row_tokens=128, micro_tokens=4096))
-    trained = sft(_fixed_seed(session, settings.seed), model, samples, recipe, name)
+    trained = sft(_fixed_seed(session, BASE_SEED), model, samples, recipe, name)
     if session.ranks.first:
         with atomic_dir(folder) as target:
             save(trained, tokenizer, target)

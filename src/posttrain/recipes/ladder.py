@@ -9,6 +9,7 @@ zone where every group of siblings fails alike. Source: spec/ladder-at-100m.md s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from posttrain.core.seeds import derive, python_rng
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Owner, Sample, Tokens
 from posttrain.engine.local import LocalSampler
+from posttrain.engine.trainer import Optim
 from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
 from posttrain.envs.types import TaskSource
@@ -48,21 +50,25 @@ from posttrain.rollout.samples import Pair, Tie, mine_pairs, supervised_sample
 from posttrain.runs.report import write_report
 
 RUNGS = ("base", "sft", "dpo", "grpo")
+EVAL_SEED = 1
+"""Sampled evaluations draw the same noise on every rung and in every run."""
 STAGES = ("base", "eval.base", "sft", "eval.sft", "mine", "dpo", "eval.dpo", "grpo", "eval.grpo")
 
 
 class Rows(Config):
     """Demonstrations of the SFT rung, by source."""
 
-    arithmetic: int = Field(default=2000, ge=1)
+    arithmetic: int = Field(default=8000, ge=1)
     word_problems: int = Field(default=0, ge=0)
-    instruct: int = Field(default=1000, ge=0)
+    instruct: int = Field(default=8000, ge=0)
+    wrong: float = Field(default=0.3, ge=0, lt=1)
+    """Share of the arithmetic demonstrations that carry another problem's answer: format is taught, the skill is left to later rungs."""
 
 
 class Mine(Config):
     """On-policy pairs: several completions per prompt, best against worst."""
 
-    prompts: int = Field(default=600, ge=1)
+    prompts: int = Field(default=2000, ge=1)
     completions: int = Field(default=4, ge=2)
     tie: Tie = "drawn"
     """Which of several equally scored completions is taken."""
@@ -75,7 +81,6 @@ class Measure(Config):
     harder: int = Field(default=200, ge=2)
     word_problems: int = Field(default=0, ge=0)
     retention: int = Field(default=100, ge=2)
-    seed: int = 1
 
 
 class Ladder(Config):
@@ -93,16 +98,16 @@ class Ladder(Config):
     """System prompt of every stage; None leaves it to the model's template."""
     base: TinyBase = TinyBase()
     lora: LoRA | None = None
-    arithmetic: Arithmetic = Arithmetic()
+    arithmetic: Arithmetic = Arithmetic(ops=("+",))
     word_problems: WordProblems = WordProblems()
     instruct: Instruct = Instruct()
     rows: Rows = Rows()
     sampling: Sampling = Sampling(max_tokens=16)
     """How completions are drawn in mining, training and the sampled evaluations."""
-    sft: SFT = SFT()
+    sft: SFT = SFT(optim=Optim(lr=2e-3))
     mine: Mine = Mine()
-    dpo: DPO = DPO()
-    grpo: GRPO = GRPO()
+    dpo: DPO = DPO(optim=Optim(lr=5e-5))
+    grpo: GRPO = GRPO(steps=200, prompts=32, siblings=16)
     measure: Measure = Measure()
 
 
@@ -124,7 +129,7 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     records: dict[str, dict[str, EvalRecord]] = {}
 
     def measured(name: str, rung_model: nn.Module) -> None:
-        records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=settings.measure.seed)
+        records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=EVAL_SEED)
 
     def learner(of: nn.Module) -> nn.Module:
         return of if settings.lora is None else add_lora(of, settings.lora, settings.seed)
@@ -188,7 +193,7 @@ def draw(skills: Sequence[TaskSource], n: int, seed: int) -> list[Task]:
 def prove_graders(sources: Sequence[TaskSource]) -> None:
     """No run starts on a grader that has not shown that gold scores 1 and wrong or empty answers 0."""
     for source in sources:
-        prove(source.grader, source.tasks("train", 20, 0) + source.tasks("held_out", 20, 0), gold=source.gold, wrong=source.wrong)
+        prove(source.grader, source.tasks("train", 20, 0) + source.tasks("held_out", 2, 0), gold=source.gold, wrong=source.wrong)
 
 
 def suites_of(settings: Ladder) -> list[Suite]:
@@ -217,9 +222,18 @@ def demonstrations(settings: Ladder, renderer: ChatRenderer) -> list[Sample]:
     samples = []
     for source, n in sources:
         for index, task in enumerate(source.tasks("train", n, derive(settings.seed, "rows", source.name)) if n else []):
-            tokens = renderer.conversation(source.demonstration(task).messages)
+            shown = task if source is not settings.arithmetic else misled(task, rows.wrong, settings, index)
+            tokens = renderer.conversation(source.demonstration(shown).messages)
             samples.append(supervised_sample(tokens, f"{source.name}-{index}"))
     return samples
+
+
+def misled(task: Task, share: float, settings: Ladder, index: int) -> Task:
+    """The task, or with probability `share` the task with the answer of another one."""
+    rng = python_rng(settings.seed, "rows", "wrong", index)
+    if rng.random() >= share:
+        return task
+    return replace(task, answer=settings.arithmetic.tasks("train", 1, rng.getrandbits(48))[0].answer)
 
 
 def mined(session: Session, settings: Ladder, model: nn.Module, renderer: ChatRenderer, skills: Sequence[TaskSource]) -> list[Pair]:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +83,7 @@ def _discard_unused(out: Path) -> None:
 def _in_session(ranks: Ranks, body: Callable[[Session, Any], T], settings: Any, out: str, command: Sequence[str]) -> T:
     run = Run.resume(out, config=settings) if ranks.first else Run.silent(out)
     console = Console() if ranks.first else Console.quiet()
-    with StopSignal() as stop, closing(run):
+    with StopSignal() as stop, closing(run) if isinstance(run, Run) else nullcontext():
         session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command)
         console.line(choose(ranks.size).describe())
         whole = ranks.first and not run.metrics()  # what was finished earlier read its settings then

@@ -9,6 +9,7 @@ from posttrain.core.config import Config
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.engine.trainer import Optim
+from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
 from posttrain.envs.sources import SOURCES
 from posttrain.loops.preference import DPO
@@ -27,8 +28,9 @@ PRESETS: dict[str, Ladder] = {
         preset="smollm2",
         model=SMOLLM2,
         lora=LoRA(),
+        arithmetic=Arithmetic(),
         instruct=Instruct(grading="mentions", max_words=12),
-        rows=Rows(arithmetic=400, word_problems=200, instruct=100),
+        rows=Rows(arithmetic=400, word_problems=200, instruct=100, wrong=0.0),
         sampling=Sampling(max_tokens=24),
         sft=SFT(batch_size=16, optim=Optim(lr=2e-4), packing=_SMALL_MEMORY),
         mine=Mine(prompts=160, completions=4),

@@ -49,6 +49,8 @@ def resume_hint(command: Sequence[str]) -> str:
     >>> resume_hint(["posttrain", "ladder", "--out", "runs/a"])
     'to continue: posttrain ladder --out runs/a --resume'
     """
+    if command and command[0].endswith(".py"):
+        return f"to continue: call it again with resume=True ({shlex.join(command)})"
     resumed = command if "--resume" in command else [*command, "--resume"]
     return f"to continue: {shlex.join(resumed)}"
 

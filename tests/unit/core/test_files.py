@@ -117,7 +117,7 @@ def test_a_full_disk_keeps_the_previous_directory(tmp_path, monkeypatch, name, c
 KILLED = """
 import os, shutil, sys
 from pathlib import Path
-from posttrain.runs import storage
+from posttrain.core import files as storage
 calls, stop = 0, int(sys.argv[2])
 def dying(real):
     def call(*args, **kwargs):
