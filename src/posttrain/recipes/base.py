@@ -34,7 +34,6 @@ from posttrain.models.tokenizer import build_tokenizer
 from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import text_sample
 
-
 BASE_SEED = 0
 """The base is the same for every run, as a downloaded one would be."""
 

@@ -20,7 +20,7 @@ from posttrain.envs.sources import source
 from posttrain.evals.record import EvalRecord
 from posttrain.evals.runner import check_truncation, records_from, requests_for
 from posttrain.evals.suite import Suite
-from posttrain.models.loading import load
+from posttrain.models.loading import load, resolve
 from posttrain.recipes.chat import model_of
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
@@ -56,6 +56,7 @@ def evaluate(settings: EvalRun, save_to: str | Path | None = None) -> EvalRecord
     tasks = chosen.tasks(settings.split, settings.items, 0)
     prove(chosen.grader, tasks[:20], gold=chosen.gold, wrong=chosen.wrong)
     suite = Suite(chosen.name, tuple(tasks), chosen.grader, settings.sampling, settings.samples, settings.allow_truncation)
+    resolve(settings.model)
     record = launch(partial(_body, suite=suite, settings=settings), choose(settings.processes).processes)
     if save_to is not None:
         write_json(save_to, record.to_json())

@@ -39,7 +39,7 @@ from posttrain.loops.preference import DPO
 from posttrain.loops.rl import GRPO, World
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
-from posttrain.models.loading import load
+from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
 from posttrain.recipes.base import TinyBase, tiny_base
 from posttrain.recipes.pipeline import counting, execute, keep, kept, measure, rung
@@ -116,6 +116,8 @@ def ladder(settings: Ladder, out: str | Path, *, resume: bool = False) -> dict[s
 
     Raises RunError when `out` holds something already (or, with resume=True, another run's settings).
     """
+    if settings.model != "tiny":
+        resolve(settings.model)
     digests = {suite.name: suite.items_digest for suite in suites_of(settings)}
     return execute(climb, settings, out, resume=resume, stages=STAGES, digests=digests)
 

@@ -30,7 +30,7 @@ from posttrain.loops.preference import DPO
 from posttrain.loops.rl import GRPO, World
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
-from posttrain.models.loading import load
+from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
 from posttrain.recipes.chat import model_of
 from posttrain.recipes.pipeline import execute, measure, rung
@@ -101,6 +101,7 @@ def train(
         reward: your own reward function, instead of the source's grader.
     """
     settings = settings.model_copy(update={"model": model_of(settings.model)})  # "the last rung" must not move before a resume
+    resolve(settings.model)
     grader = FunctionGrader(reward, f"{getattr(reward, '__name__', 'reward')}/user") if reward else None
     practice = Practice.of(settings, tasks, grader)
     data = getattr(settings, "data", None)
