@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from posttrain.core.errors import PosttrainError
+from posttrain.engine.runtime import prepare_environment
 
 T = TypeVar("T")
 
@@ -89,6 +90,8 @@ def launch(body: Callable[..., T], size: int, *args: Any) -> T:
         return body(Ranks(), *args)
     with tempfile.TemporaryDirectory(prefix="posttrain-") as folder:
         meeting = os.path.join(folder, "meeting")
+        prepare_environment()  # the workers read it when they import torch
+        torch.set_num_threads(1)
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=_worker, args=(body, rank, size, meeting, args), daemon=True) for rank in range(1, size)]
         for worker in workers:

@@ -42,7 +42,7 @@ from posttrain.loops.sft import SFT
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
 from posttrain.recipes.base import TinyBase, tiny_base
-from posttrain.recipes.pipeline import counting, execute, keep, kept, measure, rung
+from posttrain.recipes.pipeline import chat_renderer, counting, execute, keep, kept, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
 from posttrain.rollout.collect import Collector, collect, describe
@@ -127,7 +127,7 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     skills = skills_of(settings)
     prove_graders([*skills, settings.instruct])
     model, tokenizer = base_of(session, settings)
-    renderer = ChatRenderer(tokenizer, system=settings.system)
+    renderer = chat_renderer(session, tokenizer, settings.system)
     records: dict[str, dict[str, EvalRecord]] = {}
 
     def measured(name: str, rung_model: nn.Module) -> None:

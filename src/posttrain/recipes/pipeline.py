@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.config import Config
-from posttrain.core.errors import PosttrainError
+from posttrain.core.errors import Interrupted, PosttrainError
 from posttrain.core.files import atomic_dir
 from posttrain.engine.local import LocalSampler
 from posttrain.engine.processes import Ranks, launch
@@ -27,9 +27,10 @@ from posttrain.evals.suite import Suite
 from posttrain.loops.session import Session
 from posttrain.models.loading import load, save
 from posttrain.models.lora import merged
+from posttrain.render.audit import audit
 from posttrain.render.renderer import ChatRenderer
 from posttrain.runs.console import Console
-from posttrain.runs.interrupt import StopSignal
+from posttrain.runs.interrupt import StopSignal, resume_hint
 from posttrain.runs.manifest import differences
 from posttrain.runs.run import CONFIG, MANIFEST, Run
 
@@ -102,6 +103,13 @@ def _without_effect(settings: Config) -> list[str]:
     return [name for name, _, _ in changed if f"{name}.".startswith(unread)]
 
 
+def chat_renderer(session: Session, tokenizer: PreTrainedTokenizerFast, system: str | None) -> ChatRenderer:
+    """The renderer of a run; what its chat template does that a user should know is shown once, before anything is trained."""
+    for problem in audit(tokenizer).problems:
+        session.console.line(f"chat template: {problem}")
+    return ChatRenderer(tokenizer, system=system)
+
+
 def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equation: str, train: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rung: trained now and kept in Hugging Face format, or loaded when an earlier process finished it."""
     if session.finished(name) is not None:
@@ -129,9 +137,15 @@ def keep(session: Session, name: str, model: nn.Module, tokenizer: PreTrainedTok
 
 @contextmanager
 def counting(session: Session, title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar fed by a sampler's `progress` callback."""
+    """A progress bar fed by a sampler's `progress` callback. A stop takes effect there at once: there is no step to finish or save."""
     with session.console.stage(title, total=total, unit=unit) as bar:
-        yield lambda n: bar.advance(n)
+
+        def progress(n: int) -> None:
+            bar.advance(n)
+            if session.stop.requested:
+                raise Interrupted(f"{title} stopped; it starts over when the run is resumed; {resume_hint(session.command)}")
+
+        yield progress
 
 
 def measure(

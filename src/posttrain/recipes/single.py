@@ -33,7 +33,7 @@ from posttrain.loops.sft import SFT
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
 from posttrain.recipes.chat import model_of
-from posttrain.recipes.pipeline import execute, measure, rung
+from posttrain.recipes.pipeline import chat_renderer, execute, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import FunctionGrader, MathGrader
 from posttrain.rewards.proof import prove
@@ -179,7 +179,8 @@ def _data_digest(data: str) -> str:
 
 def _body(session: Session, settings: Any, practice: Practice | None, name: str) -> dict[str, Any]:
     model, tokenizer = load(settings.model)
-    renderer = ChatRenderer(tokenizer, system=settings.system) if practice or name != "sft" or rows.kind(settings.data) != "text" else None
+    talks = practice or name != "sft" or rows.kind(settings.data) != "text"
+    renderer = chat_renderer(session, tokenizer, settings.system) if talks else None
     records = {}
 
     def measured(label: str, of: nn.Module) -> None:
