@@ -78,7 +78,7 @@ class GRPO(Config):
     keep_rollouts: int = Field(default=1, ge=0)
     """Groups per step written to the run's records in full."""
     patience: int = Field(default=10, ge=1)
-    """Stop after this many steps in a row without any signal."""
+    """End early after this many steps in a row without any signal."""
 
     @model_validator(mode="after")
     def _divides(self) -> GRPO:
@@ -139,6 +139,9 @@ def grpo(session: Session, model: nn.Module, world: World, settings: GRPO, name:
         with watch("train"):
             metrics = learn(trainer, reference, filled.kept, settings)
         report(stage, step, filled, metrics, watch, settings)
+        if stage.state["silent"] >= settings.patience:
+            give_up(stage, step, filled, settings)
+            break
     return policy
 
 
@@ -212,7 +215,7 @@ def policy_gradient(objective: Objective, denominator: float) -> LossFunction:
 
 
 def report(stage: Stage, step: int, filled: Filled, metrics: dict[str, Metric], watch: Stopwatch, settings: GRPO) -> None:
-    """Record the step, keep some rollouts in full, raise what a person should see, give up when nothing can be learnt."""
+    """Record the step, keep some rollouts in full, raise what a person should see."""
     counts = {
         "groups_generated": len(filled.generated),
         "groups_kept": len(filled.kept),
@@ -234,9 +237,14 @@ def report(stage: Stage, step: int, filled: Filled, metrics: dict[str, Metric], 
         stage.session.run.alarm(stage.name, step, "sampler_trainer_mismatch", detail, {"mismatch_max": mismatch, "bound": MISMATCH})
         stage.session.console.warn(f"{stage.name}: {detail}")
     stage.state["silent"] = 0 if filled.kept else stage.state.get("silent", 0) + 1
-    if stage.state["silent"] >= settings.patience:
-        raise ConfigError(
-            f"{stage.name}: {settings.patience} steps in a row without any group of mixed rewards (mean reward "
-            f"{health(filled.generated)['reward_mean']:.2f}); the task is out of reach or mastered: choose easier or harder tasks, or more "
-            f"siblings"
-        )
+
+
+def give_up(stage: Stage, step: int, filled: Filled, settings: GRPO) -> None:
+    """Say why training ends early: no signal is left, or there never was any. The policy so far is the result."""
+    reward = health(filled.generated)["reward_mean"]
+    verdict = (
+        "mastered: choose harder tasks" if reward > 0.5 else "out of reach: choose easier tasks, more siblings, or teach the format first"
+    )
+    detail = f"{settings.patience} steps in a row without a group of mixed rewards (mean reward {reward:.2f}); the task is {verdict}"
+    stage.session.run.alarm(stage.name, step, "no_signal", detail, {"reward_mean": reward, "steps": settings.patience})
+    stage.session.console.warn(f"{stage.name} ends early: {detail}")
