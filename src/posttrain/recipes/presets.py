@@ -33,9 +33,9 @@ PRESETS: dict[str, Ladder] = {
         rows=Rows(arithmetic=600, word_problems=300, instruct=100, wrong=0.0),
         sampling=Sampling(max_tokens=24),
         sft=SFT(batch_size=16, optim=Optim(lr=5e-4), packing=_SMALL_MEMORY),
-        mine=Mine(prompts=240, completions=4),
-        dpo=DPO(batch_size=8, optim=Optim(lr=5e-5), packing=_SMALL_MEMORY),
-        grpo=GRPO(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=1e-4, schedule="constant"), packing=_SMALL_MEMORY),
+        mine=Mine(prompts=480, completions=4),
+        dpo=DPO(batch_size=8, optim=Optim(lr=1e-4), packing=_SMALL_MEMORY),
+        grpo=GRPO(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=2e-4, schedule="constant"), packing=_SMALL_MEMORY),
         measure=Measure(arithmetic=500, harder=100, word_problems=200, retention=60),
     ),
 }
