@@ -79,7 +79,7 @@ def test_settings(refused: Refused, run: Path, tmp_path: Path, arguments: list[s
         ([ANSWERED, {"messages": [{"role": "bot", "content": "hi"}]}], "rows.jsonl:2: field 'messages[0].role': is 'bot'; use one of"),
         ([ANSWERED, {"messages": [{"role": "user"}]}], "rows.jsonl:2: field 'messages[0]': must be an object with role and content"),
         ([COMPLETED, {"prompt": "hi", "completion": 5}], "rows.jsonl:2: field 'completion': is int, not text"),
-        ([COMPLETED, {"prompt": "hi"}], "rows.jsonl:2: has fields ['prompt']; a demonstration needs messages, or prompt and completion"),
+        ([COMPLETED, {"prompt": "hi"}], "rows.jsonl:2: field 'completion': is missing; the row has ['prompt']"),
         ([{"text": "a"}, {"txt": "b"}], "rows.jsonl:2: field 'text': is missing; the row has ['txt']"),
         ([{"instruction": "a", "output": "b"}], "rows.jsonl:1: has fields ['instruction', 'output']; accepted are: messages |"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "holds preference rows; sft needs messages, prompt/completion or text rows"),
