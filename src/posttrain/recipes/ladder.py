@@ -30,6 +30,7 @@ from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
 from posttrain.envs.types import TaskSource
 from posttrain.envs.word_problems import WordProblems
+from posttrain.evals.handover import of_rung
 from posttrain.evals.ladder_table import summarise
 from posttrain.evals.record import EvalRecord
 from posttrain.evals.suite import Suite
@@ -130,8 +131,17 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     renderer = chat_renderer(session, tokenizer, settings.system)
     records: dict[str, dict[str, EvalRecord]] = {}
 
+    def judge(current: dict[str, EvalRecord]) -> None:
+        name = current["arithmetic"].label
+        records[name] = current
+        if name == "base":  # it has learnt no form yet, and nothing that could be forgotten
+            return
+        for finding in of_rung(records, name, against="sft"):
+            session.run.alarm(f"eval.{name}", 0, finding.name, finding.detail, finding.evidence)
+            session.console.warn(finding.detail)
+
     def measured(name: str, rung_model: nn.Module) -> None:
-        records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=EVAL_SEED)
+        records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=EVAL_SEED, judge=judge)
 
     def learner(of: nn.Module) -> nn.Module:
         return of if settings.lora is None else add_lora(of, settings.lora, settings.seed)

@@ -149,11 +149,18 @@ def counting(session: Session, title: str, total: int, unit: str) -> Iterator[Ca
 
 
 def measure(
-    session: Session, label: str, model: nn.Module, renderer: ChatRenderer, suites: Sequence[Suite], *, seed: int
+    session: Session,
+    label: str,
+    model: nn.Module,
+    renderer: ChatRenderer,
+    suites: Sequence[Suite],
+    *,
+    seed: int,
+    judge: Callable[[dict[str, EvalRecord]], None] | None = None,
 ) -> dict[str, EvalRecord]:
     """Evaluate one rung on every suite, in the same conditions for every rung; records and example rollouts go to the run.
 
-    Ranks share the requests. Done once: a resumed run reads the stored records.
+    Ranks share the requests. Done once: a resumed run reads the stored records, and what `judge` wrote about them when they were new.
     """
     stage = f"eval.{label}"
     if session.finished(stage) is not None:
@@ -176,6 +183,8 @@ def measure(
         )
         for name, record in records.items():
             session.run.save_eval(f"{label}.{name}", record.to_json())
+        if judge:
+            judge(records)
     shown = ", ".join(f"{name} {record.pass_at_1:.1%}" for name, record in records.items())
     session.console.line(f"{label}: {shown}  ({time.monotonic() - started:.0f} s)")
     check_truncation(suites, records)
