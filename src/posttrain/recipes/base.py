@@ -104,12 +104,13 @@ def line_sample(tokenizer: PreTrainedTokenizerFast, line: Line, key: str) -> Sam
 
 
 def base_key(settings: TinyBase, arithmetic: Arithmetic) -> str:
-    """Identity of the base: every setting, the beginning of its text, the version of the code."""
+    """Identity of the base: every setting, the tasks it may read and the prompt its tokenizer has seen, the text's beginning, the code."""
     shape = settings.shape
     model = [shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.mlp, shape.context, settings.vocab]
     training = [settings.lines, settings.sums, settings.batch, settings.lr]
+    tasks = [arithmetic.ops, arithmetic.low, arithmetic.high, arithmetic.held_out_percent, arithmetic.prompt]
     opening = [(line.read, line.said) for line in islice(corpus(settings, arithmetic), 500)]
-    return digest([posttrain.__version__, model, training, opening])
+    return digest([posttrain.__version__, model, training, tasks, opening])
 
 
 def tiny_base(
