@@ -33,8 +33,8 @@ class Config(BaseModel):
         return hash((type(self).__name__, *(str(value) for value in object.__getattribute__(self, "__dict__").values())))
 
     @classmethod
-    def load(cls, data: Mapping[str, Any]) -> Self:
-        """Validate `data`; raises ConfigError naming the field, the value and the remedy."""
+    def load(cls, data: Mapping[str, Any] | str) -> Self:
+        """Validate `data`; raises ConfigError naming the field, the value and the remedy. A choice may be given by its name."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -88,8 +88,11 @@ def _assign(cls: type[BaseModel], data: dict[str, Any], key: str, value: Any) ->
         raise ConfigError(f"unknown key '{key}'{_nearest(key, known)}")
     *parents, leaf = key.split(".")
     for parent in parents:
-        data[parent] = {} if data[parent] is None else data[parent]
+        held = data.get(parent)
+        data[parent] = {"kind": held} if isinstance(held, str) else held or {}  # a choice may have been written by its name alone
         data = data[parent]
+    if leaf == "kind":
+        data.clear()  # another choice has other settings
     data[leaf] = value
 
 

@@ -102,6 +102,13 @@ class Trajectory:
     """Decoded view of the completion, without the stop token."""
     version: int
     """Policy version that sampled it: the number of optimizer steps taken."""
+    owners: tuple[Owner, ...] = ()
+    """Who wrote each of `ids`; empty means that the policy sampled them all. A forced token has log-probability 0 and is not trained."""
+
+    @property
+    def completion(self) -> Tokens:
+        """The ids after the prompt with their owners."""
+        return Tokens(self.ids, self.owners or (Owner.SAMPLED,) * len(self.ids))
 
     @property
     def truncated(self) -> bool:
@@ -110,7 +117,7 @@ class Trajectory:
     @property
     def tokens(self) -> Tokens:
         """Prompt and completion as one sequence."""
-        return self.prompt + Tokens(self.ids, (Owner.SAMPLED,) * len(self.ids))
+        return self.prompt + self.completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,8 @@ class Score:
     parsed: str | None = None
     grader: str = ""
     detail: str = ""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Named channels that `value` was combined from, e.g. (("correct", 1.0), ("cost", -0.05)); empty when there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +178,5 @@ class Sample:
     """One per token of `tokens`; empty for supervised rows."""
     logps: tuple[float, ...] = ()
     """Behaviour log-probabilities, one per token of `tokens`; empty for supervised rows."""
+    sentences: tuple[int, ...] = ()
+    """Sentence index of each token; empty unless an objective asks for it."""

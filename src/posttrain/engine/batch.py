@@ -41,10 +41,26 @@ class Batch:
     """Log-probabilities recorded by the sampler; 0 where there are none."""
     sample_B: tuple[int, ...]
     """Position of each row in the list that was packed."""
+    prompt_tokens_B: Tensor
+    """Trained tokens of each sample's whole group, wherever its siblings are packed."""
+    row_B: tuple[int, ...] = ()
+    """Identity of each sample within the optimizer step, the same however the step is sharded and packed."""
+    sentence_BT: Tensor | None = None
+    """Sentence index of each token."""
     old_BT: Tensor | None = None
     """Log-probabilities of the policy before this step's first update; None while it is the current policy itself."""
     reference_BT: Tensor | None = None
     """Log-probabilities of the frozen reference; None when no divergence is measured."""
+    reference_top: tuple[Tensor, Tensor] | None = None
+    """The reference's most likely ids at each trained token and their log-probabilities, [N, K] each."""
+    teacher_BT: Tensor | None = None
+    """Log-probabilities of a teacher."""
+    values_BT: Tensor | None = None
+    """The critic's values before this step's first update."""
+    returns_BT: Tensor | None = None
+    """What the critic is trained towards."""
+    gate_BT: Tensor | None = None
+    """Tokens that the covariance rule selected over the whole optimizer step."""
 
     @property
     def mask_BT(self) -> Tensor:

@@ -1,11 +1,14 @@
-"""The in-process trainer: one optimizer step from any split of its work into micro-batches and ranks."""
+"""The in-process trainer: one optimizer step from any split of its work into micro-batches and ranks.
+
+A policy and a critic are trained by the same class; what they differ in is what their loss is told about a batch, the scorer.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -18,10 +21,14 @@ from posttrain.core.metrics import Max, Mean, Metric, Sum, merge
 from posttrain.core.sampling import Sampling
 from posttrain.engine.batch import Batch
 from posttrain.engine.processes import Ranks
-from posttrain.engine.scoring import Scores, score
+from posttrain.engine.scoring import score
 
-LossFunction = Callable[[Batch, Scores], tuple[Tensor, dict[str, Metric]]]
-"""Scalar loss of one micro-batch, already divided by the denominator of the whole step, with metrics that carry their reduction."""
+Scorer = Callable[[Any, Batch], Any]
+"""What a model says about a batch, with gradient. Example: `values` of engine/values.py for a critic."""
+
+LossFunction = Callable[[Batch, Any], tuple[Tensor, dict[str, Metric]]]
+"""Scalar loss of one micro-batch from the batch and what the scorer returned, already divided by the denominator of the whole step, with
+metrics that carry their reduction."""
 
 
 class Diverged(PosttrainError):
@@ -68,14 +75,24 @@ class LocalTrainer:
     Args:
         model: changed in place, in evaluation mode throughout: dropout would make a policy disagree with itself between two passes.
         total: optimizer steps of the whole run, for the schedule; must be at least 1.
-        sampling: the distribution to score tokens under.
+        sampling: the distribution to score tokens under; the default scorer's only setting.
+        scorer: what a loss function gets to see of a batch; by default the log-probabilities and entropies of a policy.
     """
 
-    def __init__(self, model: nn.Module, optim: Optim, total: int, ranks: Ranks, sampling: Sampling | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: Optim,
+        total: int,
+        ranks: Ranks,
+        sampling: Sampling | None = None,
+        scorer: Scorer | None = None,
+    ):
         if total < 1:
             raise ConfigError("this run would take 0 optimizer steps; give it more data, more epochs or smaller batches")
         self.model, self.optim, self.total, self.ranks = model.eval(), optim, total, ranks
         self.sampling = sampling or Sampling()
+        self.scorer: Scorer = scorer or (lambda model, batch: score(model, batch, self.sampling))
         self.version = 0
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
@@ -90,7 +107,7 @@ class LocalTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         parts: list[dict[str, Metric]] = []
         for batch in batches:
-            loss, metrics = loss_function(batch, score(self.model, batch, self.sampling))
+            loss, metrics = loss_function(batch, self.scorer(self.model, batch))
             if loss.requires_grad:
                 loss.backward()
             parts.append(metrics | {"loss": Sum(loss.item())})
