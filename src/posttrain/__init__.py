@@ -17,9 +17,10 @@ _HOMES = {
     "Ladder": "recipes.ladder",
     "ladder": "recipes.ladder",
     "PRESETS": "recipes.presets",
+    "Objective": "objectives.objective",
     "SFTRun": "recipes.single",
     "DPORun": "recipes.single",
-    "GRPORun": "recipes.single",
+    "RLRun": "recipes.single",
     "train": "recipes.single",
     "EvalRun": "recipes.evaluate",
     "evaluate": "recipes.evaluate",
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     from posttrain.core.tasks import Message, Task
     from posttrain.evals.compare import compare
     from posttrain.evals.record import EvalRecord
+    from posttrain.objectives.objective import Objective
     from posttrain.recipes.chat import Chat
     from posttrain.recipes.evaluate import EvalRun, evaluate
     from posttrain.recipes.ladder import Ladder, ladder
     from posttrain.recipes.presets import PRESETS
-    from posttrain.recipes.single import DPORun, GRPORun, SFTRun, train
+    from posttrain.recipes.single import DPORun, RLRun, SFTRun, train
     from posttrain.runs.run import Run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from posttrain.core.digest import file_digest
 from posttrain.core.errors import Interrupted
 from posttrain.core.metrics import Metric, read
-from posttrain.engine.checkpoint import Checkpoint, discard_checkpoints, latest_checkpoint, save_checkpoint
+from posttrain.engine.checkpoint import NO_OTHERS, Checkpoint, discard_checkpoints, latest_checkpoint, save_checkpoint
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer
 from posttrain.runs.console import Console
@@ -73,10 +73,11 @@ class Stage:
 
     A stage that begins without a checkpoint forgets what was recorded since the last finished stage, so run it inside `Session.timed`.
     `state` holds whatever the loop must remember between steps besides weights and optimizer (JSON values only).
+    `trainer` counts the optimizer steps that are recorded; `others` (name to trainer, e.g. {"critic": ...}) are saved and restored with it.
     """
 
-    def __init__(self, session: Session, name: str, trainer: LocalTrainer, steps: int):
-        self.session, self.name, self.trainer, self.total = session, name, trainer, steps
+    def __init__(self, session: Session, name: str, trainer: LocalTrainer, steps: int, others: Mapping[str, LocalTrainer] = NO_OTHERS):
+        self.session, self.name, self.trainer, self.total, self.others = session, name, trainer, steps, others
         self.state: dict[str, Any] = {}
         self.root = session.run.checkpoint_root(name)
         self._shown: dict[str, float | int | str | None] = {}
@@ -86,7 +87,7 @@ class Stage:
         if checkpoint is None:
             self.session.rewind()
             return 0
-        self.trainer.restore(checkpoint.folder)
+        checkpoint.restore(self.trainer, self.others)
         self.state = dict(checkpoint.state)
         self.session.run.rewind(checkpoint.position)
         self.session.console.line(f"{self.name}: resuming at step {checkpoint.step} of {self.total}")
@@ -108,7 +109,7 @@ class Stage:
 
     def _save(self, step: int) -> None:
         if self.session.ranks.first:
-            save_checkpoint(self.root, step, self.trainer, self.state, self.session.run.position())
+            save_checkpoint(self.root, step, self.trainer, self.state, self.session.run.position(), self.others)
 
     def record(
         self,

@@ -37,11 +37,12 @@ from posttrain.evals.suite import Suite
 from posttrain.loops import preference, rl
 from posttrain.loops import sft as supervised
 from posttrain.loops.preference import DPO
-from posttrain.loops.rl import GRPO, World
+from posttrain.loops.rl_settings import RL, World, check
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
+from posttrain.objectives.objective import Objective
 from posttrain.recipes.base import TinyBase, tiny_base
 from posttrain.recipes.pipeline import chat_renderer, counting, execute, keep, kept, measure, rung
 from posttrain.render.renderer import ChatRenderer
@@ -108,7 +109,9 @@ class Ladder(Config):
     sft: SFT = SFT(optim=Optim(lr=2e-3))
     mine: Mine = Mine()
     dpo: DPO = DPO(optim=Optim(lr=5e-5))
-    grpo: GRPO = GRPO(steps=200, prompts=32, siblings=16)
+    grpo: RL = RL(steps=200, prompts=32, siblings=16)
+    algorithm: str = "default"
+    """Named objective of the last rung; posttrain explain lists them."""
     measure: Measure = Measure()
 
 
@@ -117,6 +120,7 @@ def ladder(settings: Ladder, out: str | Path, *, resume: bool = False) -> dict[s
 
     Raises RunError when `out` holds something already (or, with resume=True, another run's settings).
     """
+    check(settings.grpo, Objective.load({"kind": settings.algorithm}), settings.sampling, teacher=False)
     if settings.model != "tiny":
         resolve(settings.model)
     digests = {suite.name: suite.items_digest for suite in suites_of(settings)}
@@ -165,13 +169,14 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
         lambda: preference.dpo(session, learner(model), pairs, settings.dpo),
     )
     measured("dpo", model)
+    objective = Objective.load({"kind": settings.algorithm})
     world = World(lambda n, seed: draw(skills, n, seed), skills[0].grader, renderer, settings.sampling)
     model = rung(
         session,
         "grpo",
         tokenizer,
-        rl.equation(settings.grpo, session.ranks.size),
-        lambda: rl.grpo(session, learner(model), world, settings.grpo),
+        rl.equation(settings.grpo, objective, session.ranks.size),
+        lambda: rl.rl(session, learner(model), world, settings.grpo, objective, name="grpo"),
     )
     measured("grpo", model)
     return conclude(session, settings, records)

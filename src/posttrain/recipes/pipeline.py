@@ -99,6 +99,7 @@ def _without_effect(settings: Config) -> list[str]:
     unread = tuple(f"{name}." for name in settings.unread())
     given = settings.model_dump(mode="json")
     required = {name: given[name] for name, field in type(settings).model_fields.items() if field.is_required()}
+    required |= {name: {"kind": value["kind"]} for name, value in given.items() if isinstance(value, dict) and "kind" in value}
     changed = differences(type(settings).load(required).model_dump(mode="json"), given)
     return [name for name, _, _ in changed if f"{name}.".startswith(unread)]
 

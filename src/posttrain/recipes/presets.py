@@ -13,12 +13,13 @@ from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
 from posttrain.envs.sources import SOURCES
 from posttrain.loops.preference import DPO
-from posttrain.loops.rl import GRPO
+from posttrain.loops.rl_settings import RL
 from posttrain.loops.sft import SFT
 from posttrain.models.loading import SMOLLM2
 from posttrain.models.lora import LoRA
+from posttrain.objectives.algorithms import ALGORITHMS
 from posttrain.recipes.ladder import Ladder, Measure, Mine, Rows
-from posttrain.recipes.single import DPORun, GRPORun, SFTRun
+from posttrain.recipes.single import DPORun, RLRun, SFTRun
 from posttrain.rollout.pack import Packing
 
 _SMALL_MEMORY = Packing(row_tokens=256, micro_tokens=1024)
@@ -35,11 +36,11 @@ PRESETS: dict[str, Ladder] = {
         sft=SFT(batch_size=16, optim=Optim(lr=5e-4), packing=_SMALL_MEMORY),
         mine=Mine(prompts=480, completions=4),
         dpo=DPO(batch_size=8, optim=Optim(lr=1e-4), packing=_SMALL_MEMORY),
-        grpo=GRPO(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=2e-4, schedule="constant"), packing=_SMALL_MEMORY),
+        grpo=RL(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=2e-4, schedule="constant"), packing=_SMALL_MEMORY),
         measure=Measure(arithmetic=500, harder=100, word_problems=200, retention=60),
     ),
 }
-SINGLE: dict[str, type[SFTRun] | type[DPORun] | type[GRPORun]] = {"sft": SFTRun, "dpo": DPORun, "grpo": GRPORun}
+SINGLE: dict[str, type[SFTRun] | type[DPORun] | type[RLRun]] = {"sft": SFTRun, "dpo": DPORun, "rl": RLRun}
 
 
 def preset_named(name: str) -> Ladder:
@@ -47,8 +48,10 @@ def preset_named(name: str) -> Ladder:
     return PRESETS[_known(name, PRESETS, "preset")]
 
 
-def single_named(name: str) -> type[SFTRun] | type[DPORun] | type[GRPORun]:
-    """The settings class of a single stage; ConfigError with the nearest name."""
+def single_named(name: str) -> type[SFTRun] | type[DPORun] | type[RLRun]:
+    """The settings class of a single stage; ConfigError with the nearest name. The name of an objective is that of a kind of rl."""
+    if name in ALGORITHMS:
+        raise ConfigError(f"'{name}' is an objective: posttrain train rl --set objective={name}")
     return SINGLE[_known(name, SINGLE, "recipe")]
 
 

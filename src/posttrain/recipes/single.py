@@ -1,4 +1,4 @@
-"""One stage at a time, on the user's own model, data and reward: `sft`, `dpo`, `grpo`."""
+"""One stage at a time, on the user's own model, data and reward: `sft`, `dpo`, `rl`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from posttrain.evals.suite import Suite
 from posttrain.loops import preference, rl
 from posttrain.loops import sft as supervised
 from posttrain.loops.preference import DPO
-from posttrain.loops.rl import GRPO, World
+from posttrain.loops.rl_settings import RL, CriticSettings, World, check
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
+from posttrain.objectives.objective import Objective
 from posttrain.recipes.chat import model_of
 from posttrain.recipes.pipeline import chat_renderer, execute, measure, rung
 from posttrain.render.renderer import ChatRenderer
@@ -60,7 +61,7 @@ class SingleRun(Config):
     system: str | None = None
     lora: LoRA | None = None
     task: str | None = None
-    """Name of a task source to train on (grpo) and to measure on before and after, e.g. 'arithmetic'."""
+    """Name of a task source to train on (rl) and to measure on before and after, e.g. 'arithmetic'."""
     task_settings: dict[str, Any] = {}
     held_out: int = Field(default=200, ge=2)
     """Most held-out items to measure on."""
@@ -83,25 +84,32 @@ class DPORun(SingleRun):
     dpo: DPO = DPO()
 
 
-class GRPORun(SingleRun):
+class RLRun(SingleRun):
     """Reinforcement learning on a task source, on rows with a prompt and an answer, or on tasks handed over in Python."""
 
     data: str | None = None
     """Rows with `prompt` (or `question`) and `answer`; graded by value after '####'."""
-    grpo: GRPO = GRPO()
+    teacher: str | None = None
+    """Model to learn from, for objectives with advantage=teacher: its log-probabilities replace the reward."""
+    rl: RL = RL()
+    objective: Objective = Objective()
+    """Which policy gradient: a name (posttrain explain lists them), or any choice on its axes."""
+    critic: CriticSettings = CriticSettings()
 
 
 def train(
-    settings: SFTRun | DPORun | GRPORun, out: str | Path, *, resume: bool = False, tasks: Sequence[Task] = (), reward: Reward | None = None
+    settings: SFTRun | DPORun | RLRun, out: str | Path, *, resume: bool = False, tasks: Sequence[Task] = (), reward: Reward | None = None
 ) -> dict[str, Any]:
     """Run one stage into the run directory `out`; returns its summary (scores before and after, when there is something to measure on).
 
     Args:
-        tasks: your own tasks, instead of `settings.task` or `settings.data` (GRPO and measuring).
+        tasks: your own tasks, instead of `settings.task` or `settings.data` (RL and measuring).
         reward: your own reward function, instead of the source's grader.
     """
     settings = settings.model_copy(update={"model": model_of(settings.model)})  # "the last rung" must not move before a resume
     resolve(settings.model)
+    if isinstance(settings, RLRun):
+        check(settings.rl, settings.objective, settings.sampling, teacher=settings.teacher is not None)
     grader = FunctionGrader(reward, f"{getattr(reward, '__name__', 'reward')}/user") if reward else None
     practice = Practice.of(settings, tasks, grader)
     data = getattr(settings, "data", None)
@@ -123,7 +131,7 @@ class Practice:
     @classmethod
     def of(cls, settings: SingleRun, tasks: Sequence[Task], grader: Grader | None) -> Practice | None:
         """From the user's tasks, data rows or a named source; None when none is given."""
-        data = settings.data if isinstance(settings, GRPORun) else None
+        data = settings.data if isinstance(settings, RLRun) else None
         if settings.task is not None:
             chosen = source(settings.task, **settings.task_settings)
             return cls(
@@ -133,8 +141,8 @@ class Practice:
             everything = list(tasks) or rows.task_rows(str(data))
             train_tasks, held_out = split(everything, settings.held_out)
             return cls(partial(_draw_list, train_tasks), held_out, grader or MathGrader(), None)
-        if isinstance(settings, GRPORun):
-            raise ConfigError("grpo needs tasks: set task=NAME (posttrain recipes lists them), data=FILE, or pass tasks=[...] in Python")
+        if isinstance(settings, RLRun):
+            raise ConfigError("rl needs tasks: set task=NAME (posttrain recipes lists them), data=FILE, or pass tasks=[...] in Python")
         return None
 
     def prove(self) -> None:
@@ -217,14 +225,16 @@ def _dpo(session: Session, settings: DPORun, model: nn.Module, _tok: PreTrainedT
     return preference.equation(len(pairs), settings.dpo), lambda: preference.dpo(session, model, pairs, settings.dpo)
 
 
-def _grpo(
-    session: Session, settings: GRPORun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, practice: Practice
+def _rl(
+    session: Session, settings: RLRun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, practice: Practice
 ) -> Prepared:
-    world = World(practice.draw, practice.grader, renderer, settings.sampling)
-    return rl.equation(settings.grpo, session.ranks.size), lambda: rl.grpo(session, model, world, settings.grpo)
+    teacher = load(settings.teacher)[0] if settings.teacher else None
+    world = World(practice.draw, practice.grader, renderer, settings.sampling, teacher)
+    equation = rl.equation(settings.rl, settings.objective, session.ranks.size)
+    return equation, lambda: rl.rl(session, model, world, settings.rl, settings.objective, settings.critic)
 
 
-_STAGES: dict[str, Callable[..., Prepared]] = {"sft": _sft, "dpo": _dpo, "grpo": _grpo}
+_STAGES: dict[str, Callable[..., Prepared]] = {"sft": _sft, "dpo": _dpo, "rl": _rl}
 
 
 def supervised_rows(data: str, tokenizer: PreTrainedTokenizerFast, renderer: ChatRenderer | None) -> list[Sample]:

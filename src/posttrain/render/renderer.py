@@ -53,6 +53,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, system: str | None = None, max_prompt_tokens: int | None = None):
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
+        self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self._codec = Codec(tokenizer)
         self._plan = lru_cache(maxsize=LAYOUTS)(self._make_plan)

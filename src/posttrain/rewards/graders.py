@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -150,7 +150,7 @@ def _occurs(needle: list[str], haystack: list[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FunctionGrader:
-    """A user's own reward function `(task, text) -> float`.
+    """A user's own reward function `(task, text) -> float`, or `-> {channel: float}` whose sum is the reward.
 
     None, NaN, infinities and anything that is not a real number have status ERROR and no value: a reward that was not given is not 0.
     An exception passes through, and `rewards.types.score` records it as ERROR.
@@ -158,11 +158,13 @@ class FunctionGrader:
     Example: FunctionGrader(lambda task, text: float(task.answer in text), "contains/1")
     """
 
-    fn: Callable[[Task, str], float | None]
+    fn: Callable[[Task, str], float | Mapping[str, float] | None]
     name: str
 
     def __call__(self, task: Task, text: str) -> Score:
         value: object = self.fn(task, text)
+        if isinstance(value, Mapping):
+            return self._combined(value)
         if value is None:
             return Score(None, RewardStatus.ERROR, grader=self.name, detail="returned None, not a number")
         if not isinstance(value, numbers.Real | np.bool_):
@@ -170,3 +172,13 @@ class FunctionGrader:
         if not math.isfinite(value):
             return Score(None, RewardStatus.ERROR, grader=self.name, detail=f"returned {float(value)}, not a finite number")
         return Score(float(value), RewardStatus.SCORED, grader=self.name)
+
+    def _combined(self, channels: Mapping[str, object]) -> Score:
+        parts = []
+        for name, part in channels.items():
+            if not isinstance(part, numbers.Real | np.bool_) or not math.isfinite(part):
+                return Score(None, RewardStatus.ERROR, grader=self.name, detail=f"channel '{name}' is {part!r}, not a finite number")
+            parts.append((str(name), float(part)))
+        if not parts:
+            return Score(None, RewardStatus.ERROR, grader=self.name, detail="returned no channel")
+        return Score(sum(part for _, part in parts), RewardStatus.SCORED, grader=self.name, parts=tuple(parts))

@@ -10,7 +10,7 @@ from posttrain.core.seeds import derive
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Group, Rollout, Tokens, Trajectory
 from posttrain.engine.processes import Ranks
-from posttrain.engine.types import Request, Sampler
+from posttrain.engine.types import Completion, Request, Sampler
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.types import Grader, score
 
@@ -43,12 +43,13 @@ def collect(collector: Collector, tasks: Sequence[Task], seed: int, progress: Ca
     completions = iter(collector.sampler.generate(requests, progress))
     groups = []
     for (_, task), prompt in zip(mine, prompts, strict=True):
-        trajectories = [_trajectory(collector, task, index, prompt, next(completions)) for index in range(collector.siblings)]
+        trajectories = [trajectory_of(collector, task, index, prompt, next(completions)) for index in range(collector.siblings)]
         groups.append(Group(task, tuple(Rollout(t, score(collector.grader, task, t)) for t in trajectories)))
     return collector.ranks.interleave(groups)
 
 
-def _trajectory(collector: Collector, task: Task, index: int, prompt: Tokens, completion) -> Trajectory:  # noqa: ANN001
+def trajectory_of(collector: Collector, task: Task, index: int, prompt: Tokens, completion: Completion) -> Trajectory:
+    """A completion as the trajectory of sibling `index`."""
     return Trajectory(
         task_id=task.id,
         index=index,

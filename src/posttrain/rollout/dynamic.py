@@ -1,4 +1,4 @@
-"""Dynamic sampling: replace groups whose rewards are all equal, within a budget of tries."""
+"""Dynamic sampling: replace groups that carry no signal, such as those whose rewards are all equal, within a budget of tries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from posttrain.core.seeds import derive
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Group
-from posttrain.objectives.advantages import degenerate
 from posttrain.rollout.collect import Collector, collect
 
 
@@ -25,7 +24,15 @@ class Filled:
         return len(self.generated) / len(self.kept) if self.kept else None
 
 
-def fill(collector: Collector, draw: Callable[[int], Sequence[Task]], target: int, tries: float, seed: int) -> Filled:
+def fill(
+    collector: Collector,
+    draw: Callable[[int], Sequence[Task]],
+    target: int,
+    tries: float,
+    seed: int,
+    carries_signal: Callable[[Group], bool],
+    collect: Callable[[Collector, Sequence[Task], int], list[Group]] = collect,
+) -> Filled:
     """Draw tasks until `target` groups carry signal or `tries * target` groups were generated.
 
     A batch that stays short is trained short and reported: padding it with groups of equal rewards would only dilute the average.
@@ -37,5 +44,5 @@ def fill(collector: Collector, draw: Callable[[int], Sequence[Task]], target: in
         wanted = min(target - len(kept), budget - len(generated))
         groups = collect(collector, draw(wanted), derive(seed, len(generated)))
         generated += groups
-        kept += [group for group in groups if not degenerate(group.rewards)]
+        kept += [group for group in groups if carries_signal(group)]
     return Filled(tuple(generated), tuple(kept))

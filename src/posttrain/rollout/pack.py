@@ -5,7 +5,7 @@ Rows are filled first-fit in order of decreasing length; the tail is padded. Eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,17 +50,18 @@ def pack(samples: Sequence[Sample], packing: Packing, *, share_prompts: bool = T
     rows = _fill(documents, packing.row_tokens) if share_prompts else [_Row([d], d.size) for d in _by_size(documents)]
     if whole_groups and not share_prompts:
         rows.sort(key=lambda row: samples[row.documents[0].members[0]].group)
+    totals = _prompt_tokens(samples)
     batches, block, width = [], [], 0
     for row in rows:
         joint = max(width, row.used)
         same_group = bool(block) and samples[block[-1].documents[0].members[0]].group == samples[row.documents[0].members[0]].group
         if block and joint * (len(block) + 1) > packing.micro_tokens and not (whole_groups and not share_prompts and same_group):
-            batches.append(_batch(samples, block, width))
+            batches.append(_batch(samples, block, width, totals))
             block, joint = [], row.used
         block.append(row)
         width = joint
     if block:
-        batches.append(_batch(samples, block, width))
+        batches.append(_batch(samples, block, width, totals))
     return batches
 
 
@@ -102,7 +103,7 @@ def _fill(documents: Sequence[_Document], width: int) -> list[_Row]:
     return sorted(rows, key=lambda row: -row.used)
 
 
-def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int) -> Batch:
+def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int, totals: Mapping[str, int]) -> Batch:
     shape = (len(rows), width)
     ids, position, document, branch = (torch.zeros(shape, dtype=torch.long) for _ in range(4))
     document.fill_(-1)
@@ -133,7 +134,28 @@ def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int) -> Batch
     advantages = _stream([samples[i].advantages for i in order], longest)
     behaviour = _stream([samples[i].logps for i in order], longest)
     source, target = torch.tensor(sources, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
-    return Batch(ids, position, document, branch, source, target, slot_BT, advantages, behaviour, tuple(order))
+    return Batch(
+        ids,
+        position,
+        document,
+        branch,
+        source,
+        target,
+        slot_BT,
+        advantages,
+        behaviour,
+        tuple(order),
+        prompt_tokens_B=torch.tensor([totals[samples[i].group] for i in order], dtype=torch.float32),
+        sentence_BT=_stream([samples[i].sentences for i in order], longest).long() if samples[order[0]].sentences else None,
+    )
+
+
+def _prompt_tokens(samples: Sequence[Sample]) -> dict[str, int]:
+    """Trained tokens per group."""
+    totals: dict[str, int] = {}
+    for sample in samples:
+        totals[sample.group] = totals.get(sample.group, 0) + sample.tokens.trained
+    return totals
 
 
 def _targets(sample: Sample, cue: int, start: int, sources: list[int], targets: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Scored groups, demonstrations and preference pairs to Samples: the rows that are trained."""
+"""Demonstrations, text and preference pairs to Samples: the rows that are trained. Scored groups: credit.py."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from transformers import PreTrainedTokenizerFast
 from posttrain.core.errors import DataError
 from posttrain.core.trajectory import TRAINED_OWNERS, Group, Owner, Rollout, Sample, StopReason, Tokens
 from posttrain.models.tokenizer import control_id
-from posttrain.objectives.advantages import Advantage, degenerate, group_advantages
-
-
-def policy_samples(group: Group, key: str, how: Advantage, ddof: int) -> list[Sample]:
-    """Rows of one group for a policy-gradient step: none from a degenerate group; elsewhere siblings that were never scored leave.
-
-    A scored sibling at the group's mean stays: its surrogate gradient is 0, but the KL term and the denominator count it.
-
-    Args:
-        key: identity of the group within the step; a task drawn twice is two groups.
-    """
-    if degenerate(group.rewards):
-        return []
-    advantages = group_advantages(group.rewards, how, ddof=ddof)
-    rows = []
-    for rollout, advantage in zip(group.rollouts, advantages, strict=True):
-        if rollout.score.value is None:
-            continue
-        trajectory = rollout.trajectory
-        tokens = Tokens(trajectory.ids, (Owner.SAMPLED,) * len(trajectory.ids))
-        rows.append(Sample(trajectory.prompt, tokens, key, (advantage,) * len(tokens), trajectory.logps))
-    return rows
 
 
 def supervised_sample(tokens: Tokens, key: str) -> Sample:
@@ -118,4 +96,4 @@ def _quality(rollout: Rollout, tie: Tie, sign: int) -> tuple[float, int, int]:
 
 
 def _response(rollout: Rollout) -> Tokens:
-    return Tokens(rollout.trajectory.ids, (Owner.SAMPLED,) * len(rollout.trajectory.ids))
+    return rollout.trajectory.completion

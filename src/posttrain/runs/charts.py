@@ -13,6 +13,8 @@ COLOURS = 6
 MAX_POINTS = 300
 SMOOTH_FROM = 40
 """Series at least this long are drawn faint, with their moving average on top."""
+FLAT = 1e-12
+"""Values that differ by less than this share of themselves differ by rounding: no axis can tell them apart."""
 
 Point = tuple[float, float]
 
@@ -78,10 +80,11 @@ def ticks_between(low: float, high: float, about: int = 5) -> list[float]:
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
+    digits = -math.floor(math.log10(rough))
+    power = 10.0**-digits
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def number(value: float) -> str:
@@ -95,7 +98,7 @@ def _frame(series: Sequence[Series], categories: int, y_range: tuple[float, floa
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points] + [end for one in series for pair in one.intervals for end in pair]
     low, high = y_range or (min(ys), max(ys))
-    if low == high:
+    if high - low <= max(FLAT * max(abs(low), abs(high)), 1e-300):
         low, high = low - (abs(low) * 0.1 or 0.1), high + (abs(high) * 0.1 or 0.1)
     ticks = ticks_between(low, high)
     x0, x1 = (-0.5, categories - 0.5) if categories else (min(xs), max(xs))
