@@ -83,10 +83,10 @@ def ladder(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="sft, dpo or grpo; `posttrain recipes NAME` shows its settings.")],
+    recipe: Annotated[str, typer.Argument(help="sft, dpo or rl; `posttrain recipes NAME` shows its settings.")],
     model: Annotated[str | None, typer.Option(help="Folder, run directory or RUN:RUNG, .gguf file, hub id, or smollm2.")] = None,
     data: Annotated[str | None, typer.Option(help="JSONL or parquet file, or hub id name[@config][:split].")] = None,
-    task: Annotated[str | None, typer.Option(help="Task source to train on (grpo) and to measure on.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task source to train on (rl) and to measure on.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, e.g. a run's config.yaml.")] = None,
     out: Out = Path("runs/train"),
     overrides: Set = None,
@@ -104,6 +104,50 @@ def train(
         raise ConfigError(f"train {recipe} needs {' and '.join(f'--{key}' for key in missing)}; its settings: posttrain recipes {recipe}")
     summary = run(kind.load(given).override(overrides or []), out, resume=resume)
     _show(summary, out)
+
+
+@app.command()
+def explain(
+    name: Annotated[str | None, typer.Argument(help="An algorithm, e.g. gspo; all of them without.")] = None,
+    compare: Annotated[tuple[str, str] | None, typer.Option("--compare", metavar="A B", help="Two algorithms, side by side.")] = None,
+    siblings: Annotated[int | None, typer.Option(min=1, help="Group size to work the numbers out for.")] = None,
+) -> None:
+    """What an algorithm is: its axes, its difference from GRPO, what it is for, its defaults with source, what to keep it away from."""
+    from posttrain.cli.methods import show_comparison, show_explanation
+
+    if compare is not None:
+        show_comparison(*compare)
+    else:
+        show_explanation(name, siblings)
+
+
+@app.command()
+def recommend(
+    model: Annotated[str | None, typer.Option(help="dense or moe.")] = None,
+    signal: Annotated[str | None, typer.Option(help="verifier or preferences.")] = None,
+    success: Annotated[str | None, typer.Option(help="How often the model is right before training: never, sometimes, often.")] = None,
+    siblings: Annotated[int | None, typer.Option(min=1, help="Completions per prompt.")] = None,
+    responses: Annotated[str | None, typer.Option(help="short, long or subtraces.")] = None,
+    memory: Annotated[str | None, typer.Option(help="enough or tight.")] = None,
+    symptom: Annotated[list[str] | None, typer.Option(help="What you see; repeatable. Without flags the questions are listed.")] = None,
+) -> None:
+    """Name one algorithm for the model and the symptoms at hand, with reasons. Asks when no flag is given."""
+    from posttrain.cli.methods import show_recommendation
+
+    symptoms = None if symptom is None else [value for value in symptom if value != "none"]
+    answers = {"model": model, "signal": signal, "success": success, "siblings": siblings, "responses": responses, "memory": memory}
+    show_recommendation({key: value for key, value in {**answers, "symptoms": symptoms}.items() if value is not None})
+
+
+@app.command()
+def certify(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME | FILE.py:FUNCTION]", help="A member, or your own; everything without.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Run six laws on an objective, advantage, KL estimator or aggregation, and print the measured deviations. Exit code 1 on failure."""
+    from posttrain.cli.certify import run
+
+    raise typer.Exit(run(name, as_json))
 
 
 @app.command()
