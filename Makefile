@@ -33,7 +33,7 @@ test-all: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests docs benchmarks
 
 types: $(VENV)/.installed-dev
 	$(BIN)/pyright
