@@ -1,5 +1,7 @@
 # make ladder     train and evaluate the ladder (OUT, SEED, PRESET)       make test       the quick suite
 # make venv       only install                                           make test-all   everything that needs no accelerator
+# make certify    six laws on every objective                            make mutants    known bugs, planted one at a time
+# make bench      time and memory of the log-prob kernel
 #
 # PIP_ARGS is passed to pip, e.g. to take torch from an index of CPU builds.
 
@@ -17,7 +19,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt
 TEST_ENV = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: venv dev ladder test test-all lint types smollm2 clean
+.PHONY: venv dev ladder test test-all mutants certify bench lint types smollm2 clean
 
 venv: $(VENV)/.installed
 
@@ -31,6 +33,15 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
+
+mutants: $(VENV)/.installed-dev
+	$(TEST_ENV) $(BIN)/python tests/mutants/kill_table.py
+
+certify: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/posttrain certify
+
+bench: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python benchmarks/logprob_kernel.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests docs benchmarks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from beartype import BeartypeConf, beartype
@@ -39,6 +41,45 @@ from posttrain.runs.interrupt import StopSignal  # noqa: E402
 from posttrain.runs.recorder import NO_SECONDS, RunFiles  # noqa: E402
 
 torch.set_num_threads(1)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Ranks):
+    """A rank among several in one process, each in a thread of its own."""
+
+    board: list[Any] = field(default_factory=list)
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+
+    def gather(self, value: T) -> list[T]:
+        self.board[self.rank] = value
+        self.meeting.wait(timeout=60)
+        values = list(self.board)
+        self.meeting.wait(timeout=60)
+        return values
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(0))
+
+
+def together(size: int, body: Callable[[Ranks], T]) -> list[T]:
+    """What `body(ranks)` returns on each of `size` ranks that meet in this process; the first failure is raised."""
+    board, meeting = [None] * size, threading.Barrier(size)
+
+    def one(rank: int) -> T:
+        try:
+            return body(Together(rank, size, board, meeting))
+        except BaseException:
+            meeting.abort()  # the others wait for this rank
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        done = [pool.submit(one, rank) for rank in range(size)]
+    errors = [error for error in (future.exception() for future in done) if error is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in done]
 
 
 class Memory(RunFiles):
@@ -146,16 +187,20 @@ class Toy:
         task: str = "t",
         stops: Sequence[StopReason] | None = None,
         ids: Sequence[Sequence[int]] = (),
+        owners: Sequence[Sequence[Owner]] = (),
+        parts: Sequence[Mapping[str, float]] = (),
     ) -> Group:
-        """A scored group: sibling i sampled `ids[i]` (default (20 + i, 2)) after the prompt (1, 5, 9)."""
+        """A scored group: sibling i sampled `ids[i]` (default (20 + i, 2)) after the prompt (1, 5, 9); `parts[i]` are its channels."""
         rollouts = []
         for index, reward in enumerate(rewards):
             drawn = tuple(ids[index]) if ids else (20 + index, 2)
             stop = stops[index] if stops else StopReason.END
             prompt = Tokens((1, 5, 9), (Owner.TEMPLATE, Owner.USER, Owner.TEMPLATE))
-            trajectory = Trajectory(task, index, prompt, drawn, (-1.0,) * len(drawn), stop, f"{index}", 0)
+            by = tuple(owners[index]) if owners else ()
+            trajectory = Trajectory(task, index, prompt, drawn, (-1.0,) * len(drawn), stop, f"{index}", 0, by)
             status = RewardStatus.ERROR if reward is None else RewardStatus.SCORED
-            rollouts.append(Rollout(trajectory, Score(reward, status, grader="scripted")))
+            channels = tuple(parts[index].items()) if parts else ()
+            rollouts.append(Rollout(trajectory, Score(reward, status, grader="scripted", parts=channels)))
         return Group(Task(task, (Message("user", "?"),), "x"), tuple(rollouts))
 
     def recorder(self) -> Memory:
@@ -164,6 +209,10 @@ class Toy:
 
     def session(self, run: Memory | None = None, *, stop: StopSignal | None = None, seed: int = 0, save_every: int = 20) -> Session:
         return Session(Ranks(), run or self.recorder(), Console.quiet(), stop or StopSignal(), seed, save_every)
+
+    def together(self, size: int, body: Callable[[Ranks], T]) -> list[T]:
+        """Run `body` as so many ranks; see `together`."""
+        return together(size, body)
 
     def stop_after(self, steps: int) -> StopSignal:
         """A stop request that arrives during the `steps`-th step."""

@@ -5,7 +5,7 @@ python example_reward.py MODEL OUT     # MODEL: a folder, a run directory, a hub
 
 import sys
 
-from posttrain import GRPORun, Message, Task, train
+from posttrain import Message, RLRun, Task, train
 
 
 def closeness(task: Task, text: str) -> float:
@@ -17,6 +17,6 @@ def closeness(task: Task, text: str) -> float:
 if __name__ == "__main__":
     question = "Compute {} + {}. Give the final integer after '####'."
     tasks = [Task(f"{a}+{b}", (Message("user", question.format(a, b)),), str(a + b)) for a in range(8) for b in range(8)]
-    grpo = {"steps": 10, "prompts": 4, "siblings": 4, "optim": {"lr": 1e-4}}
-    settings = GRPORun.load({"model": sys.argv[1], "sampling": {"max_tokens": 8}, "grpo": grpo})
+    loop = {"steps": 10, "prompts": 4, "siblings": 4, "optim": {"lr": 1e-4}}
+    settings = RLRun.load({"model": sys.argv[1], "sampling": {"max_tokens": 8}, "rl": loop})
     train(settings, sys.argv[2], tasks=tasks, reward=closeness)

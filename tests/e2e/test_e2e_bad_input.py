@@ -13,6 +13,7 @@ from e2e_cli import Cli, cache_of, ladder, last_error, reference, tree
 ANSWERED = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 COMPLETED = {"prompt": "hi", "completion": "hello"}
 Refused = Callable[..., str]
+PRACTISE = ["train", "rl", "--model", "{run}:sft", "--task", "arithmetic"]
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,25 @@ def write(path: Path, *rows: object) -> Path:
         (["ladder", "--set", "sft.optim.lr=fast"], "sft.optim.lr = 'fast': Input should be a valid number"),
         (["ladder", "--set", "seed"], "'seed' is not an assignment; write key=value, e.g. seed=1"),
         (["ladder", "--set", "grpo.prompts=4", "--set", "grpo.minibatches=3"], "4 prompts do not divide into 3 minibatches"),
-        (["ladder", "--set", "grpo.siblings=1"], "grpo.siblings = 1: Input should be greater than or equal to 2"),
+        (["ladder", "--set", "grpo.siblings=0"], "grpo.siblings = 0: Input should be greater than or equal to 1"),
+        (["ladder", "--set", "grpo.siblings=1"], "compares siblings, and 1 completion per prompt has none"),
+        (["ladder", "--set", "algorithm=gpso"], "unknown algorithm 'gpso'; did you mean 'gspo'?"),
+        (["ladder", "--set", "algorithm=rloo", "--set", "grpo.epochs=2"], "ratio=none is on-policy, and 2 updates per sampling phase"),
         (["ladder", "--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
         (["ladder", "--set", "measure.arithmetic=1000000"], "arithmetic: 1000000 held_out tasks asked for"),
         (["ladder", "--resume"], "is not a run (it has no manifest.json); give the directory that was --out"),
         (["train", "sfft"], "unknown recipe 'sfft'; did you mean 'sft'?"),
         (["train", "sft"], "train sft needs --model and --data"),
-        (["train", "grpo", "--model", "x"], "grpo needs tasks: set task=NAME"),
-        (["train", "grpo", "--model", "x", "--task", "arithmetc"], "unknown task source 'arithmetc'; did you mean 'arithmetic'?"),
+        (["train", "grpo"], "'grpo' is an objective: posttrain train rl --set objective=grpo"),
+        (["train", "rl", "--model", "x"], "rl needs tasks: set task=NAME"),
+        (["train", "rl", "--model", "x", "--task", "arithmetc"], "unknown task source 'arithmetc'; did you mean 'arithmetic'?"),
+        ([*PRACTISE, "--set", "rl.siblings=1"], "compares siblings, and 1 completion per prompt has none"),
+        ([*PRACTISE, "--set", "objective=gpso"], "unknown algorithm 'gpso'; did you mean 'gspo'?"),
+        ([*PRACTISE, "--set", "objective.limit.hihg=0.3"], "unknown key 'objective.limit.hihg'; did you mean 'objective.limit.high'?"),
+        ([*PRACTISE, "--set", "objective.kl.estimator=k1"], "KL estimator k1 in the loss: its expected gradient is zero"),
+        ([*PRACTISE, "--set", "objective=gspo", "--set", "objective.limit.high=0.3"], "the limit would be inert; use bounds near 3e-4"),
+        ([*PRACTISE, "--set", "objective=dapo", "--set", "objective.advantage=teacher"], "advantage=teacher needs a teacher; give one"),
+        ([*PRACTISE, "--set", "objective=reinforce", "--set", "rl.epochs=2"], "ratio=none is on-policy, and 2 updates per sampling phase"),
         (["train", "sft", "--config", "absent.yaml"], "settings file 'absent.yaml' cannot be read"),
         (["train", "sft", "--model", "no/such/model", "--data", "{rows}"], "model 'no/such/model' cannot be loaded"),
         (["train", "sft", "--model", "{run}:drop", "--data", "{rows}"], "has no rung 'drop'; finished are base, sft, dpo, grpo"),
@@ -103,15 +115,15 @@ def test_preference_rows_name_file_line_and_field(refused: Refused, run: Path, t
     assert says in refused("train", "dpo", "--model", f"{run}:sft", "--data", data, "--out", tmp_path / "out")
 
 
-def test_task_rows_and_sampling_of_grpo(refused: Refused, run: Path, tmp_path: Path) -> None:
-    grpo = ["train", "grpo", "--model", f"{run}:sft", "--out", tmp_path / "out", "--data"]
+def test_task_rows_and_sampling_of_rl(refused: Refused, run: Path, tmp_path: Path) -> None:
+    given = ["train", "rl", "--model", f"{run}:sft", "--out", tmp_path / "out", "--data"]
     data = write(tmp_path / "rows.jsonl", {"prompt": "2 + 2?", "answer": "4"}, {"prompt": "2 + 3?", "answer": True})
-    assert "rows.jsonl:2: field 'answer': must be a text or a number, is True" in refused(*grpo, data)
+    assert "rows.jsonl:2: field 'answer': must be a text or a number, is True" in refused(*given, data)
     few = write(tmp_path / "few.jsonl", {"prompt": "2 + 2?", "answer": "4"})
-    assert "; give at least about 30" in refused(*grpo, few)
+    assert "; give at least about 30" in refused(*given, few)
     many = write(tmp_path / "many.jsonl", *({"prompt": f"{n} + 1?", "answer": n + 1} for n in range(60)))
-    assert "sampling.temperature = 0 draws identical siblings" in refused(*grpo, many, "--set", "sampling.temperature=0")
-    assert "no such file" in refused(*grpo, tmp_path / "absent.jsonl")
+    assert "sampling.temperature = 0 draws identical siblings" in refused(*given, many, "--set", "sampling.temperature=0")
+    assert "no such file" in refused(*given, tmp_path / "absent.jsonl")
 
 
 def test_model_without_chat_template(refused: Refused, run: Path, tmp_path: Path) -> None:

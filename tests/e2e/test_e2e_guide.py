@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from e2e_cli import Cli
 
 from posttrain.core.sampling import Sampling
 from posttrain.engine.processes import Ranks
 from posttrain.engine.types import Request
+from posttrain.objectives.streams import Streams
 from posttrain.rewards.proof import prove
 from posttrain.rollout.collect import Collector, collect
 
@@ -28,9 +31,30 @@ def examples() -> dict[str, Any]:
     return names
 
 
-def test_objective_example(examples: dict[str, Any]) -> None:
-    values = examples["hinge"](torch.tensor([0.2, 2.0]), torch.tensor([-0.5, 0.0]))
-    torch.testing.assert_close(values, torch.tensor([0.3, 0.0]))
+def test_objective_example_and_its_companion(examples: dict[str, Any]) -> None:
+    logp = torch.tensor([[0.4, 0.0, math.nan]], dtype=torch.float64, requires_grad=True)
+    zeros, advantage = torch.zeros(1, 3, dtype=torch.float64), torch.tensor([[2.0, -1.0, math.nan]], dtype=torch.float64)
+    loss = examples["tanh_gate"](Streams(logp, zeros, zeros, advantage, torch.tensor([[True, True, False]])))
+    # ratios e^0.4 = 1.49182 and 1: -2 (1 + tanh 0.49182), 1 (1 + 0)
+    assert loss[0, :2].tolist() == pytest.approx([-2 * (1 + math.tanh(math.exp(0.4) - 1)), 1.0])
+    (slope,) = torch.autograd.grad(loss.sum(), logp)
+    assert slope.tolist() == [pytest.approx([-examples["tanh_gate_coefficient"](0.4, 2.0), 1.0, 0.0])]
+
+
+def test_certificate_of_the_example_and_of_the_one_that_looks_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    block = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "def tanh_gate(" in block)
+    (tmp_path / "gates.py").write_text(block)
+    for name, code, says in (("tanh_gate", 0, "tanh_gate (objective): all laws hold"), ("centred_gate", 1, "NOT CERTIFIED")):
+        assert f"gates.py:{name}" in text
+        assert says in text
+        assert Cli(tmp_path).call(monkeypatch, "certify", f"{tmp_path}/gates.py:{name}") == code
+        shown = capsys.readouterr().out
+        assert says in shown
+        failed = {line.split()[0] for line in shown.splitlines() if " FAIL " in line}
+        assert failed == (set() if code == 0 else {"partition", "permutation"})
 
 
 def test_environment_and_reward_examples_keep_the_promises(examples: dict[str, Any]) -> None:

@@ -82,18 +82,18 @@ def test_dpo_on_preference_rows_measures_before_and_after(shown: Shown, run: Pat
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_grpo_on_task_rows_with_adapters_repeats_from_its_own_config(shown: Shown, run: Path, tmp_path: Path) -> None:
+def test_rl_on_task_rows_with_adapters_repeats_from_its_own_config(shown: Shown, run: Path, tmp_path: Path) -> None:
     out, data = tmp_path / "out", rows(tmp_path, "task", 36)
-    given = ["--set", "grpo.steps=3", "--set", "grpo.prompts=4", "--set", "grpo.siblings=4", "--set", "sampling.max_tokens=8"]
-    shown("train", "grpo", "--model", f"{run}:sft", "--data", data, "--out", out, "--set", "lora={}", *given)
+    given = ["--set", "rl.steps=3", "--set", "rl.prompts=4", "--set", "rl.siblings=4", "--set", "sampling.max_tokens=8"]
+    shown("train", "rl", "--model", f"{run}:sft", "--data", data, "--out", out, "--set", "lora={}", *given)
     found = Run.open(out)
-    assert len(found.metrics("grpo")) == 3
+    assert len(found.metrics("rl")) == 3
     held_out = read_json(out / "summary.json")["rungs"][0]["suites"]["held_out"]["n_items"]
     assert 2 <= held_out <= 12
-    assert AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "grpo" / "final").num_parameters() > 0
-    shown("train", "grpo", "--config", out / "config.yaml", "--out", tmp_path / "again")
+    assert AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "rl" / "final").num_parameters() > 0
+    shown("train", "rl", "--config", out / "config.yaml", "--out", tmp_path / "again")
     assert numbers(tmp_path / "again") == numbers(out)
-    shown("train", "grpo", "--out", out, "--resume")
+    shown("train", "rl", "--out", out, "--resume")
     assert numbers(tmp_path / "again") == numbers(out)
 
 
@@ -105,9 +105,9 @@ def test_a_reward_function_of_ones_own(run: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     found = Run.open(tmp_path / "out")
-    assert len(found.metrics("grpo")) == 10
-    given = {(line["completion"], line["gold"]): line["value"] for line in found.rollouts("grpo")}
-    assert {line["grader"] for line in found.rollouts("grpo")} == {"closeness/user"}
+    assert len(found.metrics("rl")) == 10
+    given = {(line["completion"], line["gold"]): line["value"] for line in found.rollouts("rl")}
+    assert {line["grader"] for line in found.rollouts("rl")} == {"closeness/user"}
     read = {(text, gold): re.fullmatch(r"#### (\d{1,5})", text) for text, gold in given}
     assert sum(found is not None for found in read.values()) > 2
     for (text, gold), value in given.items():
@@ -171,13 +171,15 @@ def test_runs_are_listed_shown_verified_and_reported(
     assert "checkpoints/dpo/final/model.safetensors: changed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2", "sft", "dpo", "grpo", "arithmetic", "gsm8k"])
+@pytest.mark.parametrize("name", ["tiny", "smollm2", "sft", "dpo", "rl", "arithmetic", "gsm8k"])
 def test_recipes_lists_names_and_the_settings_of_each(shown: Shown, name: str) -> None:
     assert f"  {name} " in shown("recipes")
     settings = shown("recipes", name).splitlines()
     assert settings
     assert all(" = " in line for line in settings)
-    assert {"tiny": "grpo.optim.lr = 0.0001", "sft": "data = (required)"}.get(name, settings[0]) in settings
+    assert {"tiny": "grpo.optim.lr = 0.0001", "sft": "data = (required)", "rl": "objective.kind = default"}.get(
+        name, settings[0]
+    ) in settings
 
 
 @pytest.mark.parametrize("command", [[], ["ladder"], ["train"], ["recipes"], ["eval"], ["compare"], ["chat"], ["runs"], ["runs", "list"]])

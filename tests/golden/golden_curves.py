@@ -14,11 +14,13 @@ from posttrain.core.trajectory import Owner, Tokens
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import Optim
 from posttrain.loops.preference import DPO, dpo
-from posttrain.loops.rl import GRPO, World, grpo
+from posttrain.loops.rl import rl
+from posttrain.loops.rl_settings import RL, World
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT, sft
 from posttrain.models.tiny import TinyModel, build_tiny
 from posttrain.models.tokenizer import build_tokenizer
+from posttrain.objectives.objective import Objective
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import ExactTextGrader
 from posttrain.rollout.samples import Pair, supervised_sample
@@ -54,7 +56,8 @@ def curves() -> dict[str, list[float]]:
         with session.timed("dpo"):
             tuned = dpo(session, taught, pairs, DPO(epochs=8, batch_size=2, optim=Optim(lr=1e-2)))
         world = World(draw, ExactTextGrader(), renderer, Sampling(max_tokens=4))
-        grpo(session, tuned, world, GRPO(steps=8, prompts=4, siblings=8, optim=Optim(lr=3e-3, schedule="constant", warmup=0.0)))
+        settings = RL(steps=8, prompts=4, siblings=8, optim=Optim(lr=3e-3, schedule="constant", warmup=0.0))
+        rl(session, tuned, world, settings, Objective(), name="grpo")
         shown = {"sft": "loss", "dpo": "loss", "grpo": "reward_mean"}
         found = {stage: [line[name] for line in run.metrics(stage)] for stage, name in shown.items()}
         run.close()

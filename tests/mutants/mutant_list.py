@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A bug: in `file` every `(old, new)` of `changes` is replaced; each `old` must occur exactly once."""
-
-    name: str
-    file: str
-    changes: tuple[tuple[str, str], ...]
-    tests: tuple[str, ...]
-
+from mutants_of_objectives import OBJECTIVE_MUTANTS
+from mutants_of_rl import RL_MUTANTS
+from planting import Mutant, mutant
 
 OBJECTIVES = "tests/unit/objectives"
 LOOPS = "tests/unit/loops"
 ENGINE = "tests/unit/engine"
 ROLLOUT = "tests/unit/rollout"
-
-
-def mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, file, ((old, new),), tests)
 
 
 MUTANTS = (
@@ -49,27 +36,31 @@ MUTANTS = (
     ),
     mutant(
         "clip-on-the-wrong-side",
-        "objectives/policy.py",
-        "-torch.minimum(free_BT",
-        "-torch.maximum(free_BT",
-        f"{OBJECTIVES}/test_clipped_surrogate.py",
+        "objectives/limits.py",
+        "torch.minimum(free_BT, bounded_BT)",
+        "torch.maximum(free_BT, bounded_BT)",
+        f"{OBJECTIVES}/test_limits.py",
     ),
     mutant(
         "clip-removed",
-        "objectives/policy.py",
-        "ratio_BT.clamp(1.0 - low, 1.0 + high) * advantage_BT",
+        "objectives/limits.py",
+        "ratio_BT.clamp(1.0 - limit.low, 1.0 + limit.high) * advantage_BT",
         "ratio_BT * advantage_BT",
-        f"{OBJECTIVES}/test_clipped_surrogate.py",
+        f"{OBJECTIVES}/test_limits.py",
     ),
     mutant(
-        "ratio-swapped", "objectives/policy.py", "logp_BT - old_BT, 0.0", "old_BT - logp_BT, 0.0", f"{OBJECTIVES}/test_clipped_surrogate.py"
+        "ratio-swapped",
+        "objectives/ratios.py",
+        "torch.where(mask_BT, logp_BT - base_BT.detach(), 0.0)",
+        "torch.where(mask_BT, base_BT.detach() - logp_BT, 0.0)",
+        f"{OBJECTIVES}/test_ratios.py",
     ),
     mutant(
         "mask-after-exp",
-        "objectives/policy.py",
-        "torch.where(mask_BT, logp_BT - old_BT, 0.0)",
-        "(logp_BT - old_BT)",
-        "tests/properties/test_mask_law.py",
+        "objectives/ratios.py",
+        "torch.where(mask_BT, logp_BT - base_BT.detach(), 0.0)",
+        "(logp_BT - base_BT.detach())",
+        f"{OBJECTIVES}/test_ratios.py",
     ),
     mutant("k3-sign", "objectives/kl.py", "torch.expm1(-x_BT) + x_BT", "torch.expm1(x_BT) - x_BT", f"{OBJECTIVES}/test_kl.py"),
     mutant("k1-for-k2", "objectives/kl.py", "x_BT.square() / 2", "x_BT", f"{OBJECTIVES}/test_kl.py"),
@@ -105,8 +96,8 @@ MUTANTS = (
     mutant(
         "temperature-missing-in-score",
         "engine/scoring.py",
-        "logps_and_entropy(head(part_NH), target_N, sampling)",
-        "logps_and_entropy(head(part_NH), target_N, Sampling())",
+        "batch.target_N, sampling, bias_V=bias_V",
+        "batch.target_N, Sampling(), bias_V=bias_V",
         f"{ENGINE}/test_scoring.py",
     ),
     mutant(
@@ -142,7 +133,7 @@ MUTANTS = (
     mutant(
         "group-without-signal-trained",
         "rollout/dynamic.py",
-        "[group for group in groups if not degenerate(group.rewards)]",
+        "[group for group in groups if carries_signal(group)]",
         "groups",
         f"{ROLLOUT}/test_collect.py",
     ),
@@ -191,17 +182,17 @@ MUTANTS = (
     mutant("same-order-every-epoch", "loops/sft.py", '"order", epoch)', '"order", 0)', f"{LOOPS}/test_sft_loop.py"),
     mutant(
         "old-policy-is-the-current-one",
-        "loops/rl.py",
-        "if settings.updates > 1:",
-        "if settings.updates < 0:",
-        f"{LOOPS}/test_grpo_loop.py::test_later_updates_of_a_phase_keep_the_old_policy",
+        "loops/policy_step.py",
+        "if plan.updates > 1 or",
+        "if plan.updates < 0 or",
+        f"{LOOPS}/test_rl_loop.py::test_later_updates_of_a_phase_keep_the_old_policy",
     ),
     mutant(
         "kl-without-gradient",
-        "loops/rl.py",
-        "* kl_loss(logp_BT, batch.reference_BT",
-        "* kl_loss(logp_BT.detach(), batch.reference_BT",
-        f"{LOOPS}/test_grpo_loop.py::test_kl_alone_has_a_gradient_and_returns_to_the_reference",
+        "objectives/policy.py",
+        "kl_loss(clean.logp_BT, clean.reference_BT",
+        "kl_loss(clean.logp_BT.detach(), clean.reference_BT",
+        f"{LOOPS}/test_rl_loop.py::test_kl_alone_has_a_gradient_and_returns_to_the_reference",
     ),
     mutant(
         "loop-state-not-restored", "loops/session.py", "self.state = dict(checkpoint.state)", "self.state = {}", f"{LOOPS}/test_resume.py"
@@ -213,4 +204,6 @@ MUTANTS = (
         "self.session.run.position()",
         f"{LOOPS}/test_resume.py",
     ),
+    *OBJECTIVE_MUTANTS,
+    *RL_MUTANTS,
 )

@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from mutant_list import MUTANTS, Mutant
-
-ROOT = Path(__file__).resolve().parents[2]
-FAILED = 1
-"""Exit status of pytest when a test failed; collection errors and wrong options have others."""
-
-
-def copy_of_the_source(folder: Path) -> Path:
-    target = folder / "src"
-    shutil.copytree(ROOT / "src", target, ignore=shutil.ignore_patterns("__pycache__"))
-    return target
-
-
-def run_tests(source: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """The tests against `source` instead of the repository's own."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        "-o",
-        f"pythonpath={source}",
-        *tests,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    for name in [name for name in environment if name.startswith("PYTEST_")]:
-        del environment[name]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-
-
-def plant(bug: Mutant, source: Path) -> None:
-    path = source / "posttrain" / bug.file
-    text = path.read_text(encoding="utf-8")
-    for old, new in bug.changes:
-        assert text.count(old) == 1, f"{bug.name}: {old!r} occurs {text.count(old)} times in {bug.file}; bring the mutant up to date"
-        text = text.replace(old, new)
-    compile(text, bug.file, "exec")
-    path.write_text(text, encoding="utf-8")
+from kill_table import noticed_by
+from mutant_list import MUTANTS
+from planting import FAILED, ROOT, copy_of_the_source, plant, run_tests
 
 
 def test_names_are_unique():
-    assert len({bug.name for bug in MUTANTS}) == len(MUTANTS) >= 20
+    assert len({bug.name for bug in MUTANTS}) == len(MUTANTS) >= 62
 
 
 def test_every_bug_still_fits_the_source(tmp_path):
@@ -64,6 +21,21 @@ def test_every_bug_still_fits_the_source(tmp_path):
         (source / "posttrain" / bug.file).parent.mkdir(parents=True)
         shutil.copy(ROOT / "src" / "posttrain" / bug.file, source / "posttrain" / bug.file)
         plant(bug, source)
+
+
+def test_named_tests_exist():
+    for bug in MUTANTS:
+        for name in bug.tests:
+            path, _, test = name.partition("::")
+            assert Path(ROOT / path).exists(), f"{bug.name} names {path}"
+            assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), f"{bug.name} names {name}"
+
+
+def test_the_failing_test_is_read_from_the_report():
+    report = "F\n=== short test summary info ===\nFAILED tests/unit/a/test_a.py::test_b[x - y] - assert 1 == 2\n1 failed in 0.1s\n"
+    assert noticed_by(report) == "test_a.py::test_b[x - y]"
+    assert noticed_by("ERROR tests/test_c.py::test_d - ValueError: no\n") == "test_c.py::test_d"
+    assert noticed_by("3 passed in 0.1s\n") == "?"
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def recommend(
 
 @app.command()
 def certify(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME | FILE.py:FUNCTION]", help="A member, or your own; everything without.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME | FILE.py:FUNCTION]", help="A member, or your own function.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Run six laws on an objective, advantage, KL estimator or aggregation, and print the measured deviations. Exit code 1 on failure."""

@@ -167,8 +167,8 @@ class Moments:
 
     @classmethod
     def of(cls, values_N: Sequence[float], counts_N: Sequence[int]) -> Moments:
-        """Moments of values_N, the i-th counted counts_N[i] times."""
-        pairs = list(zip(values_N, counts_N, strict=True))
+        """Moments of values_N, the i-th counted counts_N[i] times; what counts 0 times may be anything."""
+        pairs = [(value, count) for value, count in zip(values_N, counts_N, strict=True) if count]
         return cls(sum(counts_N), math.fsum(c * v for v, c in pairs), math.fsum(c * v * v for v, c in pairs))
 
     def __add__(self, other: Moments) -> Moments:

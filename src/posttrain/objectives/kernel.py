@@ -8,7 +8,8 @@ written, once), and turns it in place into the gradient with respect to the logi
     d log p_t / d x_v = [v = t] - p_v            d H / d x_v = -p_v (log p_v + H)
 
 with x the logits divided by the temperature, p their softmax over the tokens that a cut leaves, t the target and H the entropy
-(spec/faults.md 79).
+(spec/faults.md 79). With a frozen head and no other gradient than that of log p_t, the derivative by the hidden state is one row per token
+whatever the loss: the forward pass leaves it behind, and nothing is projected twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SLICE = 2**25
 """Logits in a slice (one row or one column at least): 128 MiB in float32. At most two buffers of this size are alive."""
 
 FLOOR = -1000.0
-"""Stands for the logit -inf where it is multiplied by its probability: finite, and exp(-1000) is 0 in float64 too."""
+"""Stands for the log-probability -inf where it is multiplied by its probability: finite, and exp(-1000) is 0 in float64 too."""
 
 
 def linear_scores(
@@ -60,7 +61,9 @@ def linear_scores(
         top_k: how many of the most likely tokens to return, at most V; 0 for none.
         at_NK: further ids to score, with gradient.
     """
-    wanted = _Wanted(sampling, entropy_gradient, top_k)
+    head_frozen = not weight_VH.requires_grad and (bias_V is None or not bias_V.requires_grad)
+    only_logp = torch.is_grad_enabled() and hidden_NH.requires_grad and not entropy_gradient and at_NK is None
+    wanted = _Wanted(sampling, entropy_gradient, top_k, slope=head_frozen and only_logp)
     logp_N, entropy_N, ids_NK, top_NK, found_NK = _LinearScores.apply(hidden_NH, weight_VH, bias_V, targets_N, at_NK, wanted)
     return TokenScores(logp_N, entropy_N, (ids_NK, top_NK) if top_k else None, found_NK)
 
@@ -71,6 +74,8 @@ class _Wanted(NamedTuple):
     sampling: Sampling
     entropy_gradient: bool
     top_k: int
+    slope: bool
+    """Whether the forward pass leaves d log p_t / d hidden behind."""
 
 
 class _LinearScores(torch.autograd.Function):
@@ -86,28 +91,32 @@ class _LinearScores(torch.autograd.Function):
         logp_N, entropy_N, peak_N, log_sum_N, edge_N = (hidden_NH.new_empty(n, dtype=dtype) for _ in range(5))
         last_N, ids_NK, top_NK = torch.empty_like(targets_N), targets_N.new_empty(n, wanted.top_k), logp_N.new_empty(n, wanted.top_k)
         found_NK = None if at_NK is None else logp_N.new_empty(at_NK.shape)
+        slope_NH = torch.empty_like(hidden_NH) if wanted.slope else None
         rows = max(1, SLICE // vocab)
         buffers = [logp_N.new_empty(min(rows, n), vocab) for _ in range(2)]
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
-            x_RV, spare_RV = (buffer[: part.stop - start] for buffer in buffers)
+            x_RV, logp_RV = (buffer[: part.stop - start] for buffer in buffers)
             _project(hidden_NH[part], weight_VH, bias_V, sampling, x_RV)
             if cuts(sampling):
                 last_N[part] = last_kept(x_RV, sampling)
                 edge_N[part] = _pick(x_RV, last_N[part])
                 x_RV.masked_fill_(outside(x_RV, edge_N[part], last_N[part], targets_N[part]), -torch.inf)
+            torch.log_softmax(x_RV, -1, out=logp_RV)
             # log p = (x - peak) - log sum. The last two as one number would cost a confident token its last digits.
-            peak_N[part] = x_RV.amax(-1)
-            sum_R = torch.exp(x_RV.sub_(peak_N[part, None]), out=spare_RV).sum(-1)
-            log_sum_N[part] = sum_R.log()
-            logp_N[part] = _pick(x_RV, targets_N[part]) - log_sum_N[part]
+            peak_N[part], log_sum_N[part] = x_RV.amax(-1), -logp_RV.amax(-1)
+            logp_N[part] = _pick(logp_RV, targets_N[part])
             if at_NK is not None and found_NK is not None:
-                found_NK[part] = x_RV.gather(-1, at_NK[part]) - log_sum_N[part, None]
+                found_NK[part] = logp_RV.gather(-1, at_NK[part])
             if wanted.top_k:
-                highest_RK, ids_NK[part] = x_RV.topk(wanted.top_k)
-                top_NK[part] = highest_RK - log_sum_N[part, None]
-            entropy_N[part] = log_sum_N[part] - spare_RV.mul_(x_RV.clamp_(min=FLOOR)).sum(-1) / sum_R
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, entropy_N, peak_N, log_sum_N, edge_N, last_N)
+                top_NK[part], ids_NK[part] = logp_RV.topk(wanted.top_k)
+            p_RV = torch.exp(logp_RV, out=x_RV)
+            entropy_N[part] = -logp_RV.clamp_(min=FLOOR).mul_(p_RV).sum(-1)
+            if slope_NH is not None:
+                others_RV = p_RV.scatter_add_(-1, targets_N[part, None], torch.full_like(p_RV[:, :1], -1.0))
+                slope_NH[part] = (others_RV.to(weight_VH.dtype) @ weight_VH) / -divisor(sampling)
+        facts = (entropy_N, peak_N, log_sum_N, edge_N, last_N)
+        ctx.save_for_backward(slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, *facts)
         ctx.sampling = sampling
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(ids_NK, top_NK, *(() if wanted.entropy_gradient else (entropy_N,)))
@@ -117,8 +126,11 @@ class _LinearScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """A slice of the vocabulary at a time."""
-        hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, entropy_N, peak_N, log_sum_N, edge_N, last_N = ctx.saved_tensors
+        slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, *facts = ctx.saved_tensors
+        entropy_N, peak_N, log_sum_N, edge_N, last_N = facts
         by_logp_N, by_entropy_N, _, _, by_at_NK = grads
+        if slope_NH is not None and by_logp_N is not None:
+            return (by_logp_N[:, None] * slope_NH).to(hidden_NH.dtype), None, None, None, None, None
         n, vocab = len(hidden_NH), len(weight_VH)
         by_NK, ids_NK = (torch.zeros_like(entropy_N) if by_logp_N is None else by_logp_N)[:, None], targets_N[:, None]
         if by_at_NK is not None:

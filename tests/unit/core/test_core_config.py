@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from posttrain.core.config import Config, field_names
 from posttrain.core.errors import ConfigError
@@ -110,3 +112,60 @@ def test_field_names_reach_nested_settings():
 def test_dump_and_load_round_trip():
     changed = Outer().override(["grpo.lr=0.5", "seed=3"])
     assert Outer.load(changed.model_dump(mode="json")) == changed
+
+
+def _named(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class Circle(Config):
+    kind: Literal["circle"] = "circle"
+    radius: float = Field(default=1.0, gt=0)
+
+
+class Box(Config):
+    kind: Literal["box"] = "box"
+    width: float = 2.0
+    height: float = 3.0
+
+
+class Drawing(Config):
+    shape: Annotated[Circle | Box, BeforeValidator(_named), Field(discriminator="kind")] = Circle()
+    colour: str = "red"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["shape.radius=4"], Circle(radius=4.0)),
+        (["shape=box"], Box()),
+        (["shape.kind=box"], Box()),
+        (["shape=box", "shape.width=5"], Box(width=5.0)),  # a choice written by its name takes settings of its own afterwards
+        (["shape.kind=box", "shape.height=7"], Box(height=7.0)),
+        (["shape.radius=4", "shape=box"], Box()),  # another choice has other settings: those of the old one go
+        (["shape.radius=4", "shape.kind=box"], Box()),
+        (["shape=box", "shape.width=5", "shape=circle"], Circle()),
+    ],
+)
+def test_a_choice_is_overridden_by_name_and_by_setting(assignments, expected):
+    changed = Drawing().override(assignments)
+    assert changed.shape == expected
+    assert changed.colour == "red"
+
+
+def test_a_setting_of_another_choice_is_refused_with_its_name():
+    with pytest.raises(ConfigError, match=r"shape\.(circle\.)?width'"):
+        Drawing().override(["shape.width=5"])
+    with pytest.raises(ConfigError, match=r"unknown key 'shape\.edge'; did you mean"):
+        Drawing().override(["shape.edge=5"])
+    with pytest.raises(ConfigError, match="'ball'"):
+        Drawing().override(["shape=ball"])
+
+
+def test_fields_of_every_choice_are_known():
+    assert set(field_names(Drawing)) == {"shape", "shape.kind", "shape.radius", "shape.width", "shape.height", "colour"}
+
+
+def test_a_choice_survives_dump_and_load():
+    changed = Drawing().override(["shape=box", "shape.width=5"])
+    assert Drawing.load(changed.model_dump(mode="json")) == changed

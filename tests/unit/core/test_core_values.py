@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.core.digest import canonical, digest, file_digest
-from posttrain.core.metrics import Max, Mean, Sum, merge, read
+from posttrain.core.metrics import Effective, Max, Mean, Sum, merge, read
 from posttrain.core.seeds import derive, numpy_rng, python_rng, uniforms
 from posttrain.core.tasks import Message, Task, tasks_digest
-from posttrain.core.trajectory import Owner, StopReason, Tokens, Trajectory
+from posttrain.core.trajectory import Owner, RewardStatus, Score, StopReason, Tokens, Trajectory
 
 
 def test_streams_differ_by_seed_and_path():
@@ -62,6 +62,16 @@ def test_nothing_measured_is_none_and_not_zero():
     assert read({}) == {}
 
 
+def test_effective_sample_size_merges_to_that_of_the_whole():
+    # weights 1 1 2: (1 + 1 + 2)^2 / (3 x (1 + 1 + 4)) = 16 / 18
+    assert Effective(4.0, 6.0, 3).read() == pytest.approx(16 / 18)
+    parts = [Effective(1.0, 1.0, 1), Effective(3.0, 5.0, 2)]  # {1} and {1, 2}: 1 and 0.9, whose mean would be 0.95
+    assert merge([{"ess": part} for part in parts])["ess"].read() == pytest.approx(16 / 18)
+    assert Effective(5.0, 5.0, 5).read() == 1.0
+    assert Effective(0.0, 0.0, 0).read() is None
+    assert Effective(0.0, 0.0, 3).read() is None  # weights that are all 0 have no size
+
+
 @given(st.lists(st.tuples(st.integers(-100, 100), st.integers(1, 9)), min_size=1, max_size=8), st.randoms())
 def test_merging_does_not_depend_on_order(parts, shuffler):
     metrics = [{"m": Mean(float(total), weight), "s": Sum(total), "x": Max(total)} for total, weight in parts]
@@ -91,6 +101,23 @@ def test_trajectory_tokens_are_prompt_and_sampled_ids():
     trajectory = Trajectory("t", 0, Tokens((1,), (Owner.USER,)), (40, 2), (-0.1, -0.3), StopReason.LENGTH, "x", 7)
     assert trajectory.tokens == Tokens((1, 40, 2), (Owner.USER, Owner.SAMPLED, Owner.SAMPLED))
     assert trajectory.truncated
+
+
+def test_a_completion_knows_what_the_harness_put_into_it():
+    prompt = Tokens((1,), (Owner.USER,))
+    plain = Trajectory("t", 0, prompt, (40, 41, 2), (-0.1, -0.2, -0.3), StopReason.END, "x", 7)
+    assert plain.completion == Tokens((40, 41, 2), (Owner.SAMPLED,) * 3)
+    owners = (Owner.SAMPLED, Owner.FORCED, Owner.SAMPLED)
+    mixed = Trajectory("t", 0, prompt, (40, 41, 2), (-0.1, 0.0, -0.3), StopReason.END, "x", 7, owners)
+    assert mixed.completion == Tokens((40, 41, 2), owners)
+    assert (mixed.completion.trained, mixed.tokens) == (2, prompt + mixed.completion)
+    with pytest.raises(ValueError, match="3 ids but 1 owners"):
+        _ = Trajectory("t", 0, prompt, (40, 41, 2), (0.0,) * 3, StopReason.END, "x", 7, (Owner.SAMPLED,)).completion
+
+
+def test_a_score_of_one_channel_has_no_parts():
+    assert Score(1.0, RewardStatus.SCORED).parts == ()
+    assert dict(Score(0.95, RewardStatus.SCORED, parts=(("correct", 1.0), ("cost", -0.05))).parts) == {"correct": 1.0, "cost": -0.05}
 
 
 def test_digests_see_content_and_not_key_order(tmp_path):

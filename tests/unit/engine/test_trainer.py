@@ -10,8 +10,10 @@ import torch
 
 from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Mean
+from posttrain.core.sampling import Sampling
 from posttrain.core.trajectory import Owner
 from posttrain.engine.processes import Ranks
+from posttrain.engine.scoring import score
 from posttrain.engine.trainer import Diverged, LocalTrainer, Optim
 from posttrain.engine.weights import weights_digest
 from posttrain.loops.sft import imitation
@@ -28,7 +30,7 @@ def trainer_of(model, total: int = 10, **optim) -> LocalTrainer:
 
 
 def rates(total: int, **optim) -> list[float]:
-    settings = Optim(**({"lr": 1.0} | optim))
+    settings = Optim.model_validate({"lr": 1.0} | optim)
     return [settings.rate(step, total) for step in range(total)]
 
 
@@ -203,6 +205,34 @@ def test_a_batch_without_trained_tokens_is_no_obstacle(toy):
     trainer_of(other).step(pack(rows[1:], Packing()), imitation(2))
     assert len(split) == 2
     torch.testing.assert_close(toy.weights(one), toy.weights(other))
+
+
+def test_without_a_scorer_the_loss_sees_the_policys_scores(toy):
+    seen = []
+    model = toy.model()
+    sampling = Sampling(temperature=0.5)
+    expected = [score(model, batch, sampling).logp_BT.tolist() for batch in batches(toy)]
+    trainer = LocalTrainer(model, Optim(), 10, Ranks(), sampling)
+    trainer.step(batches(toy), lambda batch, scores: (seen.append(scores.logp_BT.tolist()) or scores.logp_BT.sum(), {}))
+    assert seen == expected
+
+
+def test_the_loss_sees_what_the_scorer_says_of_the_trained_model(toy):
+    model, seen = toy.model(), []
+
+    def scorer(scored, batch):
+        assert scored is model
+        return score(scored, batch, Sampling()).logp_BT.sum(), len(batch.target_N)
+
+    def loss(batch, said):
+        seen.append(said[1])
+        return said[0], {}
+
+    before = toy.weights(model)
+    trainer = LocalTrainer(model, Optim(lr=1e-2), 10, Ranks(), scorer=scorer)
+    trainer.step(batches(toy, width=1), loss)
+    assert seen == [3, 2]
+    assert not torch.equal(toy.weights(model), before)  # the gradient goes through what was said
 
 
 def test_digest_tells_weights_apart(toy):

@@ -12,9 +12,11 @@ from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer, Optim
 from posttrain.engine.weights import weights_digest
 from posttrain.loops.preference import DPO, dpo
-from posttrain.loops.rl import GRPO, World, grpo
+from posttrain.loops.rl import rl
+from posttrain.loops.rl_settings import RL, CriticSettings, World
 from posttrain.loops.session import Stage, Stopwatch
 from posttrain.loops.sft import SFT, sft
+from posttrain.objectives.objective import Objective
 from posttrain.rewards.graders import FunctionGrader
 from posttrain.rollout.samples import Pair
 
@@ -34,15 +36,31 @@ def run_dpo(toy, session):
     return dpo(session, toy.model(), pairs, DPO(batch_size=3, epochs=2, optim=OPTIM))  # 3 steps per epoch
 
 
-def run_grpo(toy, session):
+def run_rl(toy, session, objective, name):
     def draw(n: int, seed: int) -> list[Task]:
         return [Task(f"{seed % 97}-{i}", (Message("user", "xyz"[(seed + i) % 3]),), "a") for i in range(n)]
 
     world = World(draw, FunctionGrader(lambda task, text: float(len(text) % 2), "parity"), toy.renderer, Sampling(max_tokens=4))
-    return grpo(session, toy.model(265), world, GRPO(steps=6, prompts=2, siblings=4, optim=OPTIM))
+    settings = RL(steps=6, prompts=2, siblings=4, optim=OPTIM)
+    return rl(session, toy.model(265), world, settings, objective, CriticSettings(warmup=2), name)
 
 
-LOOPS = {"sft": run_sft, "dpo": run_dpo, "grpo": run_grpo}
+def run_grpo(toy, session):
+    return run_rl(toy, session, Objective(), "grpo")
+
+
+def run_ppo(toy, session):
+    """The critic and its optimizer are part of a checkpoint too; a stop after 1 falls into its warm-up."""
+    return run_rl(toy, session, Objective.load("ppo"), "ppo")
+
+
+def run_steered(toy, session):
+    """Every number that a controller moves is loop state."""
+    axes = {"kl": {"target": 1e-6, "coef": 0.1}, "limit": {"steer": {"entropy": 9.0}}}
+    return run_rl(toy, session, Objective.load(axes), "steered")
+
+
+LOOPS = {"sft": run_sft, "dpo": run_dpo, "grpo": run_grpo, "ppo": run_ppo, "steered": run_steered}
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -24,6 +24,33 @@ def test_every_aggregation(how, denominator, expected):
     assert aggregate(VALUES, MASK, how, denominator).item() == expected
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "expected"),
+    [
+        ((4.0, 4.0), 2.0),  # both rows answer one prompt: (6 + 10) / 4 / 2 prompts
+        ((3.0, 1.0), 6.0),  # two prompts of one row each: (6/3 + 10/1) / 2
+        ((8.0, 2.0), 2.875),  # siblings with 5 and 1 tokens lie in other micro-batches: (6/8 + 10/2) / 2
+    ],
+)
+def test_every_prompt_counts_once_and_its_tokens_alike(prompt_tokens, expected):
+    assert aggregate(VALUES, MASK, "prompt_mean", 2, torch.tensor(prompt_tokens)).item() == expected
+
+
+def test_prompt_mean_needs_the_tokens_of_the_prompt():
+    with pytest.raises(ValueError, match="prompt_mean needs prompt_tokens_B"):
+        aggregate(VALUES, MASK, "prompt_mean", 2)
+
+
+def test_prompts_are_counted_once_and_only_with_tokens():
+    # prompt a has two rows, b one, c only an empty one
+    assert denominator_of([3, 2, 1, 0], "prompt_mean", prompts=["a", "a", "b", "c"]) == 2.0
+
+
+def test_an_empty_row_of_prompt_mean_adds_nothing():
+    mask = torch.tensor([[True, True, True], [False, False, False]])
+    assert aggregate(VALUES, mask, "prompt_mean", 1, torch.tensor([3.0, 0.0])).item() == 2.0
+
+
 def test_ten_tokens_of_loss_1_and_two_of_loss_3():
     # (10 x 1 + 2 x 3) / 12 = 1.3333; the mean of the two means would be 2
     parts = [(torch.ones(1, 10), 10), (torch.full((1, 2), 3.0), 2)]

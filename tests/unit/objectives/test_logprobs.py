@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import uniforms
-from posttrain.objectives.logprobs import draw, logps_and_entropy, warp
+from posttrain.objectives.logprobs import draw, logit_scores, logps_and_entropy, outside, warp
 
 # probabilities 0.4, 0.3, 0.15, 0.1, 0.05 in a shuffled order
 PROBABILITIES = [0.15, 0.4, 0.05, 0.3, 0.1]
@@ -77,6 +77,50 @@ def test_gradient_of_a_logprob_is_finite_behind_a_cut():
     (gradient,) = torch.autograd.grad(logp.sum(), logits)
     # 1 - 4/7 for the token itself, -3/7 for the other one that is kept, 0 outside
     assert gradient[0].tolist() == pytest.approx([0.0, 3 / 7, 0.0, -3 / 7, 0.0], abs=1e-6)
+
+
+def test_of_equal_logits_the_lower_id_is_kept():
+    # order 1, 0, 3, 4, 2: two of the four ties fit beside token 1
+    logits = torch.tensor([[1.0, 2.0, 0.0, 1.0, 1.0]])
+    assert warp(logits, Sampling(top_k=3)).isfinite().tolist() == [[True, True, False, True, False]]
+
+
+def test_a_slice_of_the_vocabulary_is_cut_like_the_whole():
+    # last kept is id 4 with logit 1, which a second product may return as 1 - 1e-6; id 7 is kept whatever its logit
+    logits = torch.tensor([[2.0, 1.0 - 1e-6, 1.0, 0.5, 0.0]])  # ids 3 to 7
+    edge, last, keep = torch.tensor([1.0]), torch.tensor([4]), torch.tensor([7])
+    assert outside(logits, edge, last, keep, first=3).tolist() == [[False, False, True, True, False]]
+
+
+def test_float64_stays_float64():
+    assert warp(LOGITS.double(), Sampling(temperature=0.5)).dtype == torch.float64
+    assert warp(LOGITS.bfloat16(), Sampling(temperature=0.5)).dtype == torch.float32
+
+
+def test_gradient_of_an_entropy_by_hand():
+    # d H / d x_v = -p_v (log p_v + H)
+    logits = LOGITS.clone().requires_grad_()
+    scores = logit_scores(logits, torch.tensor([1]), Sampling(), entropy_gradient=True)
+    (gradient,) = torch.autograd.grad(scores.entropy_N.sum(), logits)
+    entropy = -sum(p * math.log(p) for p in PROBABILITIES)
+    assert gradient[0].tolist() == pytest.approx([-p * (math.log(p) + entropy) for p in PROBABILITIES], abs=1e-6)
+    with torch.no_grad():
+        assert not logit_scores(logits, torch.tensor([1]), Sampling(), entropy_gradient=True).entropy_N.requires_grad
+
+
+def test_top_and_given_ids_by_hand():
+    # top-k 2 leaves tokens 1 and 3 with 4/7 and 3/7
+    logits = LOGITS.clone().requires_grad_()
+    scores = logit_scores(logits, torch.tensor([1]), Sampling(top_k=2), top_k=2, at_NK=torch.tensor([[3, 0]]))
+    assert scores.top is not None
+    assert scores.at_NK is not None
+    assert scores.top[0].tolist() == [[1, 3]]
+    assert scores.top[1].exp().tolist()[0] == pytest.approx([4 / 7, 3 / 7], abs=1e-6)
+    assert not scores.top[1].requires_grad
+    assert scores.at_NK.exp().tolist()[0] == pytest.approx([3 / 7, 0.0], abs=1e-6)
+    # weight 5 on the excluded token adds nothing: only 1 - 3/7 and -4/7 times 2 remain
+    (gradient,) = torch.autograd.grad(scores.at_NK, logits, torch.tensor([[2.0, 5.0]]))
+    assert gradient[0].tolist() == pytest.approx([0.0, -8 / 7, 0.0, 8 / 7, 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,28 @@ def test_function_grader_never_turns_a_missing_number_into_zero(returned: object
     assert outcome.detail.startswith("returned ")
 
 
+def test_channels_add_up_to_the_reward_and_stay_apart() -> None:
+    outcome = FunctionGrader(lambda task, text: {"correct": np.float32(1.0), "cost": -0.25, "form": True}, "mine/1")(task("x"), "y")  # type: ignore[arg-type,return-value]
+    assert (outcome.value, outcome.status, outcome.grader) == (1.75, RewardStatus.SCORED, "mine/1")
+    assert outcome.parts == (("correct", 1.0), ("cost", -0.25), ("form", 1.0))
+    assert FunctionGrader(lambda task, text: 1.0, "mine/1")(task("x"), "y").parts == ()
+
+
+@pytest.mark.parametrize(
+    ("returned", "detail"),
+    [
+        ({"correct": 1.0, "cost": math.nan}, "channel 'cost' is nan, not a finite number"),
+        ({"correct": None}, "channel 'correct' is None, not a finite number"),
+        ({"correct": "1"}, "channel 'correct' is '1', not a finite number"),
+        ({}, "returned no channel"),
+    ],
+)
+def test_a_channel_that_is_no_number_is_an_error_of_the_whole(returned: dict[str, object], detail: str) -> None:
+    outcome = FunctionGrader(lambda task, text: returned, "mine/1")(task("x"), "y")  # type: ignore[arg-type,return-value]
+    assert (outcome.value, outcome.status, outcome.parts) == (None, RewardStatus.ERROR, ())
+    assert outcome.detail == detail
+
+
 def test_function_grader_that_raises_is_recorded_as_error() -> None:
     outcome = score(FunctionGrader(lambda task, text: 1 / 0, "mine/1"), task("x"), trajectory("y"))
     assert (outcome.value, outcome.status) == (None, RewardStatus.ERROR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -12,8 +13,10 @@ from posttrain.core.tasks import Message, Task
 from posttrain.core.trajectory import RewardStatus, StopReason
 from posttrain.engine.processes import Ranks
 from posttrain.engine.types import Completion, Request
+from posttrain.objectives.objective import Objective
 from posttrain.rewards.graders import ExactTextGrader, FunctionGrader
 from posttrain.rollout.collect import Collector, collect, describe
+from posttrain.rollout.credit import carries_signal
 from posttrain.rollout.dynamic import fill
 from posttrain.rollout.health import health
 
@@ -38,6 +41,7 @@ class Scripted:
 
 
 SCRIPT = [((A, END), StopReason.END), ((B, END), StopReason.END)]
+MIXED = partial(carries_signal, objective=Objective())
 
 
 def collector_of(toy, script=SCRIPT, grader=None, ranks=None) -> Collector:
@@ -122,7 +126,7 @@ def test_fill_replaces_groups_without_signal(toy):
         wanted.append(n)
         return [task("x")] * n
 
-    filled = fill(collector_of(toy, [a, a, a, b, b, b, a, b]), draw, target=2, tries=4.0, seed=0)
+    filled = fill(collector_of(toy, [a, a, a, b, b, b, a, b]), draw, target=2, tries=4.0, seed=0, carries_signal=MIXED)
     assert len(filled.kept) == 2
     assert [group.rewards for group in filled.generated] == [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1.0, 0.0)]
     # two, then the one that is missing, then the one that is still missing
@@ -130,26 +134,40 @@ def test_fill_replaces_groups_without_signal(toy):
     assert filled.tries_per_kept == 2.0
 
 
+def test_what_is_kept_is_for_the_objective_to_say(toy):
+    # every group of equal rewards is kept where siblings are no baseline
+    filled = fill(
+        collector_of(toy, SCRIPT[:1]),
+        lambda n: [task("x")] * n,
+        target=2,
+        tries=4.0,
+        seed=0,
+        carries_signal=partial(carries_signal, objective=Objective.load("ppo")),
+    )
+    assert len(filled.generated) == len(filled.kept) == 2
+    assert filled.tries_per_kept == 1.0
+
+
 def test_fill_stops_at_its_budget_and_stays_short(toy):
     # one mixed group in three; 2 wanted, at most 1.5 x 2 = 3 generated
     a, b = SCRIPT
-    filled = fill(collector_of(toy, [a, a, a, b, b, b]), lambda n: [task("x")] * n, target=2, tries=1.5, seed=0)
+    filled = fill(collector_of(toy, [a, a, a, b, b, b]), lambda n: [task("x")] * n, target=2, tries=1.5, seed=0, carries_signal=MIXED)
     assert (len(filled.generated), len(filled.kept), filled.tries_per_kept) == (3, 1, 3.0)
 
 
 def test_fill_without_any_signal(toy):
-    filled = fill(collector_of(toy, SCRIPT[:1]), lambda n: [task("x")] * n, target=2, tries=2.0, seed=0)
+    filled = fill(collector_of(toy, SCRIPT[:1]), lambda n: [task("x")] * n, target=2, tries=2.0, seed=0, carries_signal=MIXED)
     assert (len(filled.generated), filled.kept, filled.tries_per_kept) == (4, (), None)
 
 
 def test_one_try_never_resamples(toy):
-    filled = fill(collector_of(toy, SCRIPT[:1]), lambda n: [task("x")] * n, target=3, tries=1.0, seed=0)
+    filled = fill(collector_of(toy, SCRIPT[:1]), lambda n: [task("x")] * n, target=3, tries=1.0, seed=0, carries_signal=MIXED)
     assert len(filled.generated) == 3
 
 
 def test_every_round_of_fill_draws_from_new_streams(toy):
     collector = collector_of(toy, SCRIPT[:1])
-    fill(collector, lambda n: [task("x")] * n, target=2, tries=3.0, seed=0)
+    fill(collector, lambda n: [task("x")] * n, target=2, tries=3.0, seed=0, carries_signal=MIXED)
     seeds = [request.seed for request in collector.sampler.asked]
     assert len(seeds) == len(set(seeds)) == 12
 

@@ -1,4 +1,4 @@
-"""Groups, demonstrations, texts and pairs as rows to train."""
+"""Demonstrations, texts and pairs as rows to train."""
 
 from __future__ import annotations
 
@@ -7,37 +7,9 @@ import pytest
 from posttrain.core.errors import DataError
 from posttrain.core.tasks import Message
 from posttrain.core.trajectory import Owner, StopReason, Tokens
-from posttrain.rollout.samples import mine_pairs, policy_samples, supervised_sample, text_sample
+from posttrain.rollout.samples import mine_pairs, supervised_sample, text_sample
 
 CHAT = (Message("user", "hi"), Message("assistant", "ab"))
-
-
-def test_policy_rows_carry_the_sampled_ids_and_logps(toy):
-    group = toy.group([1.0, 0.0], ids=[(20, 21, 2), (22, 2)])
-    right, wrong = policy_samples(group, "0", "mean", 0)
-    assert right.tokens.ids == (20, 21, 2)
-    assert right.advantages == (0.5, 0.5, 0.5)
-    assert wrong.advantages == (-0.5, -0.5)
-    assert right.logps == (-1.0, -1.0, -1.0)
-    assert right.prompt.ids == (1, 5, 9)
-    assert {right.group, wrong.group} == {"0"}
-
-
-def test_unscored_sibling_leaves_and_zero_is_kept(toy):
-    rows = policy_samples(toy.group([1.0, None, 0.0]), "0", "mean", 0)
-    assert [row.tokens.ids[0] for row in rows] == [20, 22]
-    assert [row.advantages[0] for row in rows] == [0.5, -0.5]
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 0.9, 1.0])
-def test_equal_rewards_train_nothing(toy, value):
-    assert policy_samples(toy.group([value] * 8), "0", "mean_std", 0) == []
-
-
-def test_ddof_is_passed_on(toy):
-    # [1, 0]: population std 0.5, sample std 0.7071
-    by_ddof = [policy_samples(toy.group([1.0, 0.0]), "0", "mean_std", ddof)[0].advantages[0] for ddof in (0, 1)]
-    assert by_ddof == pytest.approx([1.0, 0.707107], abs=1e-5)
 
 
 def test_a_demonstration_trains_the_closing_token_and_nothing_after(toy):

@@ -16,8 +16,11 @@ from posttrain.engine.processes import Ranks
 from posttrain.engine.scoring import score
 from posttrain.engine.trainer import LocalTrainer, Optim
 from posttrain.engine.weights import weights_digest
-from posttrain.loops.rl import GRPO, Objective, World, equation, grpo, learn, prepare
+from posttrain.loops.policy_step import Actors, Plan, learn, policy_scorer, prepare
+from posttrain.loops.rl import equation, rl
+from posttrain.loops.rl_settings import RL, World
 from posttrain.loops.sft import SFT, sft
+from posttrain.objectives.objective import Objective
 from posttrain.rewards.graders import ExactTextGrader, FunctionGrader
 from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import supervised_sample
@@ -55,8 +58,17 @@ def world(toy, grader=None, sampling: Sampling = SHORT) -> World:
     return World(draw, grader or FunctionGrader(long_words, "parity"), toy.renderer, sampling)
 
 
-def small(**changes) -> GRPO:
-    return GRPO(**({"steps": 2, "prompts": 4, "siblings": 4, "optim": BRISK} | changes))
+def small(**changes) -> RL:
+    return RL(**({"steps": 2, "prompts": 4, "siblings": 4, "optim": BRISK} | changes))
+
+
+def held(estimator: str, coef: float, **axes) -> Objective:
+    """The default objective with another KL term."""
+    return Objective.load({"kl": {"estimator": estimator, "coef": coef}, **axes})
+
+
+FREE = held("none", 0.0)
+"""The default objective without a KL term."""
 
 
 def trainer_of(model, optim: Optim = BRISK, sampling: Sampling = SHORT) -> LocalTrainer:
@@ -72,8 +84,8 @@ def mixed(toy):
 @pytest.mark.parametrize("kl", ["k2", "k3"])
 def test_ratio_is_one_and_kl_zero_while_the_policy_has_not_moved(toy, temperature, minibatches, epochs, kl):
     run = toy.recorder()
-    settings = small(minibatches=minibatches, epochs=epochs, optim=STILL, objective=Objective(kl=kl, kl_coef=0.1))
-    grpo(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=4, temperature=temperature)), settings)
+    settings = small(minibatches=minibatches, epochs=epochs, optim=STILL)
+    rl(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=4, temperature=temperature)), settings, held(kl, 0.1))
     lines = run.lines["metrics"]
     assert lines[-1]["optimizer_step"] == 2 * minibatches * epochs
     for line in lines:
@@ -88,10 +100,10 @@ def test_ratio_is_one_and_kl_zero_while_the_policy_has_not_moved(toy, temperatur
 def test_old_and_reference_equal_the_current_scores_bit_for_bit(toy, sampling):
     model = toy.model()
     trainer = trainer_of(model, sampling=sampling)
-    settings = small(minibatches=2, epochs=2, packing=Packing(row_tokens=12, micro_tokens=24))
-    batches, _ = prepare(trainer, copy.deepcopy(model), list(enumerate(mixed(toy))), settings)
-    assert len(batches) > 1
-    for batch in batches:
+    plan = Plan(Objective(), minibatches=2, epochs=2, packing=Packing(row_tokens=12, micro_tokens=24))
+    part = prepare(Actors(trainer, reference=copy.deepcopy(model)), list(enumerate(mixed(toy))), plan)
+    assert len(part.batches) > 1
+    for batch in part.batches:
         current = score(model, batch, sampling).logp_BT
         assert current.requires_grad
         assert batch.old_BT is not None
@@ -101,43 +113,43 @@ def test_old_and_reference_equal_the_current_scores_bit_for_bit(toy, sampling):
 
 
 def test_single_update_needs_no_old_policy(toy):
-    batches, _ = prepare(trainer_of(toy.model()), None, list(enumerate(mixed(toy))), small())
-    assert all(batch.old_BT is None and batch.reference_BT is None for batch in batches)
+    part = prepare(Actors(trainer_of(toy.model())), list(enumerate(mixed(toy))), Plan(FREE))
+    assert all(batch.old_BT is None and batch.reference_BT is None for batch in part.batches)
 
 
 def test_later_updates_of_a_phase_keep_the_old_policy(toy):
     # the second pass over the same rollouts has ratios other than 1
     model = toy.model()
     trainer = trainer_of(model)
-    metrics = learn(trainer, None, mixed(toy), small(epochs=2))
+    metrics, _ = learn(Actors(trainer), mixed(toy), Plan(FREE, epochs=2))
     assert trainer.version == 2
-    assert metrics["ratio_max"].read() > 1.0
+    assert (metrics["ratio_max"].read() or 0.0) > 1.0
 
 
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     # 4 groups of rows of 2 + 3 + 2 + 3 tokens; the constant is rows x token budget = 16 x 4
-    [("token_mean", 40.0), ("seq_mean_token_mean", 16.0), ("seq_mean_token_sum", 16.0), ("constant", 64.0)],
+    [("token_mean", 40.0), ("seq_mean_token_mean", 16.0), ("seq_mean_token_sum", 16.0), ("constant", 64.0), ("prompt_mean", 4.0)],
 )
 def test_denominator_of_a_step(toy, aggregation, expected):
-    settings = small(objective=Objective(aggregation=aggregation))
-    assert prepare(trainer_of(toy.model()), None, list(enumerate(mixed(toy))), settings)[1] == expected
+    part = prepare(Actors(trainer_of(toy.model())), list(enumerate(mixed(toy))), Plan(held("none", 0.0, aggregation=aggregation)))
+    assert (part.denominator, part.tokens) == (expected, 40.0)
 
 
 def test_a_sibling_at_the_mean_still_counts(toy):
     # [1, 0.5, 0]: the middle one has advantage 0, but its 2 tokens belong to the step: its KL term, and the denominator 6
     group = toy.group([1.0, 0.5, 0.0])
-    batches, denominator = prepare(trainer_of(toy.model()), toy.model(), [(0, group)], small())
-    assert denominator == 6.0
-    assert sum(len(batch.sample_B) for batch in batches) == 3
+    part = prepare(Actors(trainer_of(toy.model()), reference=toy.model()), [(0, group)], Plan(Objective()))
+    assert part.denominator == 6.0
+    assert sum(len(batch.sample_B) for batch in part.batches) == 3
 
 
 def test_minibatches_split_the_groups_and_each_is_one_step(toy):
     trainer = trainer_of(toy.model())
-    learn(trainer, None, mixed(toy), small(minibatches=2, epochs=3))
+    learn(Actors(trainer), mixed(toy), Plan(FREE, minibatches=2, epochs=3))
     assert trainer.version == 6
     short = trainer_of(toy.model())
-    learn(short, None, mixed(toy)[:1], small(minibatches=2))  # one group for two minibatches: one step
+    learn(Actors(short), mixed(toy)[:1], Plan(FREE, minibatches=2))  # one group for two minibatches: one step
     assert short.version == 1
 
 
@@ -145,8 +157,8 @@ def test_minibatches_split_the_groups_and_each_is_one_step(toy):
 def test_constant_reward_takes_no_step(toy, value):
     run = toy.recorder()
     model = brief(toy)
-    settings = small(steps=3, objective=Objective(kl_coef=0.5))
-    trained = grpo(toy.session(run), model, world(toy, FunctionGrader(lambda task, text: value, "constant"), LONG), settings)
+    practice = world(toy, FunctionGrader(lambda task, text: value, "constant"), LONG)
+    trained = rl(toy.session(run), model, practice, small(steps=3), held("k2", 0.5))
     assert weights_digest(trained) == weights_digest(model)
     for line in run.lines["metrics"]:
         assert line["optimizer_step"] == 0
@@ -158,11 +170,15 @@ def test_no_step_without_signal_even_with_momentum(toy):
     model = toy.model()
     reference = toy.model(seed=3)  # a KL term that would pull
     trainer = trainer_of(model)
-    settings = small(objective=Objective(kl_coef=0.5))
+    actors, plan = Actors(trainer, reference=reference), Plan(held("k2", 0.5))
     for _ in range(3):
-        learn(trainer, reference, mixed(toy), settings)
+        learn(actors, mixed(toy), plan)
     before, state = toy.weights(model), copy.deepcopy(trainer.optimizer.state_dict())
-    assert learn(trainer, reference, [], settings) == {}
+    assert learn(actors, [], plan) == ({}, {})
+    silent = [toy.group([value, value, value], task=f"{value}") for value in (0.0, 0.1, 1.0)]
+    metrics, left = learn(actors, silent, plan)  # groups that the loop would not have kept
+    assert left == {"unscored": 0, "overlong": 0, "pivot": 0, "no_signal": 9, "too_few": 0}
+    assert "loss" not in metrics
     assert trainer.version == 3
     assert torch.equal(toy.weights(model), before)
     for index, entry in state["state"].items():
@@ -186,7 +202,7 @@ class Fading:
 def test_steps_after_the_signal_fades_change_nothing(toy):
     runs = [toy.recorder(), toy.recorder()]
     ends = [
-        weights_digest(grpo(toy.session(run), brief(toy), world(toy, Fading(16), LONG), small(steps=steps)))
+        weights_digest(rl(toy.session(run), brief(toy), world(toy, Fading(16), LONG), small(steps=steps), Objective()))
         for run, steps in zip(runs, (1, 4), strict=True)
     ]
     assert runs[0].lines["metrics"][0]["groups_kept"] > 0
@@ -199,9 +215,9 @@ def test_training_ends_early_when_patience_runs_out(toy, value):
     """Out of reach or mastered: the policy so far is the result, the run goes on, and an alarm says what happened."""
     run, model = toy.recorder(), brief(toy)
     grader = FunctionGrader(lambda task, text: value, "constant")
-    trained = grpo(toy.session(run), model, world(toy, grader, LONG), small(steps=9, patience=3))
+    trained = rl(toy.session(run), model, world(toy, grader, LONG), small(steps=9, patience=3), Objective())
     assert len(run.lines["metrics"]) == 3
-    assert run.lines["alarms"] == [{"stage": "grpo", "step": 2, "name": "no_signal"}]
+    assert run.lines["alarms"] == [{"stage": "rl", "step": 2, "name": "no_signal"}]
     assert weights_digest(trained) == weights_digest(model)
 
 
@@ -209,31 +225,47 @@ def test_a_short_batch_is_trained_short_and_reported(toy):
     # rewards differ only in groups of task x: about half of them are kept, and one try each leaves the batch short
     grader = FunctionGrader(lambda task, text: float(len(text) % 2) if task.id == "x" else 1.0, "half")
     run = toy.recorder()
-    grpo(toy.session(run), brief(toy), world(toy, grader, LONG), small(prompts=8, tries=1.0))
+    rl(toy.session(run), brief(toy), world(toy, grader, LONG), small(prompts=8, tries=1.0), Objective())
     line = run.lines["metrics"][0]
     assert line["groups_generated"] == 8
     assert 0 < line["groups_kept"] < 8
     assert line["tries_per_kept"] == pytest.approx(8 / line["groups_kept"])
     assert (line["rollouts_generated"], line["rollouts_kept"]) == (32, 4 * line["groups_kept"])
+    assert line["rollouts_trained"] == line["rollouts_kept"]
     assert line["optimizer_step"] == 1
 
 
 def test_input_model_is_not_touched(toy):
     model = brief(toy)
     before = weights_digest(model)
-    trained = grpo(toy.session(), model, world(toy), small())
+    trained = rl(toy.session(), model, world(toy), small(), Objective())
     assert weights_digest(model) == before != weights_digest(trained)
 
 
-@pytest.mark.parametrize("siblings", [0, 1])
-def test_one_sibling_is_refused_by_the_settings(siblings):
-    with pytest.raises(ConfigError, match="siblings"):
-        GRPO.load({"siblings": siblings})
+def test_one_sibling_is_refused_where_siblings_are_the_baseline(toy):
+    with pytest.raises(ConfigError, match="siblings = 0"):
+        RL.load({"siblings": 0})
+    for name in ("default", "rloo", "passk"):
+        with pytest.raises(ConfigError, match=r"compares siblings, and 1 completion per prompt has none: .*; use siblings >= 2"):
+            rl(toy.session(), brief(toy), world(toy), small(siblings=1), Objective.load(name))
+    with pytest.raises(ConfigError, match=r"advantage\.k = 4 needs more than 4 siblings; use k <= 3 or more siblings"):
+        rl(toy.session(), brief(toy), world(toy), small(), Objective.load("passk"))
+
+
+def test_several_updates_without_a_ratio_are_refused(toy):
+    with pytest.raises(ConfigError, match=r"ratio=none is on-policy, and 6 updates per sampling phase are not; use minibatches=1"):
+        rl(toy.session(), brief(toy), world(toy), small(minibatches=2, epochs=3), Objective.load("reinforce"))
+
+
+def test_a_teacher_that_is_missing_is_refused(toy):
+    objective = Objective.load({"advantage": "teacher", "kl": {"estimator": "none"}})
+    with pytest.raises(ConfigError, match="advantage=teacher needs a teacher; give one"):
+        rl(toy.session(), brief(toy), world(toy), small(), objective)
 
 
 def test_prompts_must_divide_into_minibatches():
     with pytest.raises(ConfigError, match=r"10 prompts do not divide into 4 minibatches; .*e\.g\. 12"):
-        GRPO.load({"prompts": 10, "minibatches": 4})
+        RL.load({"prompts": 10, "minibatches": 4})
 
 
 def test_greedy_sampling_is_refused(toy):
@@ -242,64 +274,95 @@ def test_greedy_sampling_is_refused(toy):
 
 
 def test_equation_names_the_batch_and_the_divergence():
-    words = equation(GRPO(prompts=8, siblings=4, minibatches=2, epochs=3, steps=5), 2)
+    words = equation(RL(prompts=8, siblings=4, minibatches=2, epochs=3, steps=5), Objective(), 2)
     assert "8 prompts x 4 completions = 32 rollouts per step" in words
     assert "2 minibatch(es) x 3 epoch(s) = 6 optimizer step(s) each" in words
-    assert "KL k2 x 0.005, descends KL(policy || reference)" in words
-    assert equation(GRPO(objective=Objective(kl_coef=0.0)), 1).endswith("no KL term")
+    assert "default: advantage mean_std, ratio token, limit clip, correction none, token_mean" in words
+    assert words.endswith("KL k2 in the loss x 0.005, descends KL(policy || reference), in float32")
+    assert equation(RL(), Objective.load("grpo"), 1).endswith("KL k3 in the loss x 0.04, descends KL(reference || policy), in float32")
+    assert equation(RL(), FREE, 1).endswith("no KL term")
+    assert "ratio token against behaviour, limit band" in equation(RL(), Objective.load("mimo"), 1)
 
 
 @pytest.mark.parametrize(
     ("advantage", "aggregation", "kl"),
     list(
         product(
-            ["mean", "mean_std", "leave_one_out"], ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"], ["k2", "k3"]
+            ["mean", "mean_std", "leave_one_out"],
+            ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant", "prompt_mean"],
+            ["k2", "k3", "rho_k3", "full", "top_k"],
         )
     ),
 )
 def test_every_advertised_option_takes_a_step(toy, advantage, aggregation, kl):
     model = toy.model()
     before = weights_digest(model)
-    trainer = trainer_of(model)
-    metrics = learn(trainer, toy.model(seed=3), mixed(toy), small(objective=Objective(advantage=advantage, aggregation=aggregation, kl=kl)))
-    assert metrics["kl"].read() > 0
+    objective = held(kl, 0.005, advantage=advantage, aggregation=aggregation)
+    trainer = LocalTrainer(model, BRISK, 10, Ranks(), SHORT, policy_scorer(objective, SHORT))
+    metrics, _ = learn(Actors(trainer, reference=toy.model(seed=3)), mixed(toy), Plan(objective))
+    assert (metrics["kl"].read() or 0.0) > 0
     assert weights_digest(model) != before
 
 
-@pytest.mark.parametrize("kl", ["k2", "k3"])
+@pytest.mark.parametrize("kl", ["k2", "k3", "rho_k3", "full", "top_k"])
 def test_kl_alone_has_a_gradient_and_returns_to_the_reference(toy, kl):
     # a large coefficient outweighs the rewards: the divergence falls
-    model, reference = toy.model(std=0.31), toy.model()
-    trainer = trainer_of(model, Optim(lr=1e-3, schedule="constant", warmup=0.0))
-    settings = small(objective=Objective(kl=kl, kl_coef=100.0))
-    seen = [learn(trainer, reference, mixed(toy), settings)["kl"].read() for _ in range(15)]
-    assert seen[-1] < 0.5 * seen[0]
+    model, reference = toy.model(std=0.36), toy.model()
+    objective = held(kl, 100.0)
+    trainer = LocalTrainer(model, Optim(lr=1e-3, schedule="constant", warmup=0.0), 15, Ranks(), SHORT, policy_scorer(objective, SHORT))
+    actors = Actors(trainer, reference=reference)
+    seen = [learn(actors, mixed(toy), Plan(objective))[0]["kl"].read() or 0.0 for _ in range(15)]
+    assert 0 < seen[-1] < 0.5 * seen[0]
 
 
 def test_no_reference_no_kl(toy):
     run = toy.recorder()
-    grpo(toy.session(run), brief(toy), world(toy), small(objective=Objective(kl_coef=0.0)))
+    rl(toy.session(run), brief(toy), world(toy), small(), FREE)
     assert all("kl" not in line for line in run.lines["metrics"])
 
 
 def test_weights_that_do_not_move_do_not_drift(toy):
     run = toy.recorder()
     model = brief(toy)
-    trained = grpo(toy.session(run), model, world(toy), small(steps=4, optim=STILL))
+    trained = rl(toy.session(run), model, world(toy), small(steps=4, optim=STILL), Objective())
     assert weights_digest(trained) == weights_digest(model)
     assert max(line["mismatch_max"] for line in run.lines["metrics"]) < 1e-5
 
 
 def test_disagreement_of_sampler_and_trainer_rings(toy, monkeypatch):
-    monkeypatch.setattr("posttrain.loops.rl.MISMATCH", -1.0)
+    monkeypatch.setattr("posttrain.loops.alarms.MISMATCH", -1.0)
     run = toy.recorder()
-    grpo(toy.session(run), brief(toy), world(toy), small(steps=1))
+    rl(toy.session(run), brief(toy), world(toy), small(steps=1), Objective())
     assert [alarm["name"] for alarm in run.lines["alarms"]] == ["sampler_trainer_mismatch"]
+
+
+def test_steered_numbers_reach_the_update_and_are_recorded(toy, monkeypatch):
+    # entropy of a random model is far above 0.01 and far below 9: the bonus falls, the bound opens, each by one step per phase
+    used = []
+
+    def watched(actors, groups, plan):
+        used.append((plan.objective.kl.coef, plan.objective.entropy.coef, plan.objective.limit.high))
+        return learn(actors, groups, plan)
+
+    monkeypatch.setattr("posttrain.loops.rl.learn", watched)
+    run = toy.recorder()
+    low = {"coef": 0.003, "target": 0.01, "step": 0.001}
+    rl(toy.session(run), brief(toy), world(toy), small(steps=3), Objective.load({"entropy": low}))
+    assert [entropy for _, entropy, _ in used] == pytest.approx([0.003, 0.002, 0.001])
+    assert [line["steered_entropy_coef"] for line in run.lines["metrics"][1:]] == pytest.approx([0.002, 0.001])
+    used.clear()
+    rl(toy.session(), brief(toy), world(toy), small(steps=3), Objective.load({"limit": {"steer": {"entropy": 9.0, "step": 0.1}}}))
+    assert [high for _, _, high in used] == pytest.approx([0.28, 0.38, 0.48])
+    used.clear()
+    # the policy starts at its reference: KL 0, so the coefficient falls by 2 % until it has moved
+    rl(toy.session(), brief(toy), world(toy), small(steps=3, optim=STILL), held("k2", 0.5, kind="grpo"))
+    rl(toy.session(), brief(toy), world(toy), small(steps=3, optim=STILL), Objective.load({"kl": {"coef": 0.5, "target": 0.1}}))
+    assert [coef for coef, _, _ in used] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.49, 0.4802])
 
 
 def test_rollouts_are_kept_with_the_version_that_drew_them(toy):
     run = toy.recorder()
-    grpo(toy.session(run), brief(toy), world(toy), small(steps=3, keep_rollouts=2))
+    rl(toy.session(run), brief(toy), world(toy), small(steps=3, keep_rollouts=2), Objective())
     kept = run.lines["rollouts"]
     assert len(kept) == 3 * 2 * 4
     steps = {line["step"]: line["optimizer_step"] for line in run.lines["metrics"]}
@@ -309,7 +372,7 @@ def test_rollouts_are_kept_with_the_version_that_drew_them(toy):
 
 def test_every_step_draws_other_tasks_and_tokens(toy):
     run = toy.recorder()
-    grpo(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=8)), small(steps=3, optim=STILL))
+    rl(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=8)), small(steps=3, optim=STILL), Objective())
     by_step = [[record["completion"] for record in run.lines["rollouts"] if record["step"] == step] for step in range(3)]
     assert by_step[0] != by_step[1] != by_step[2] != by_step[0]
 
@@ -321,7 +384,7 @@ def test_the_policy_learns_which_answer_belongs_to_which_question(toy):
     start = sft(toy.session(), toy.model(265, std=0.05), rows, SFT(epochs=40, batch_size=4, optim=Optim(lr=1e-2, warmup=0.1)))
     run = toy.recorder()
     settings = small(steps=60, prompts=8, siblings=8, optim=Optim(lr=5e-3, schedule="constant", warmup=0.0))
-    grpo(toy.session(run), start, world(toy, ExactTextGrader()), settings)
+    rl(toy.session(run), start, world(toy, ExactTextGrader()), settings, Objective())
     rewards = [line["reward_mean"] for line in run.lines["metrics"]]
     assert 0.3 < sum(rewards[:2]) / 2 < 0.7
     assert sum(rewards[-3:]) / 3 > 0.9
