@@ -20,9 +20,7 @@ TORCH_DRAWS = frozenset(
 METHOD_DRAWS = frozenset(
     {"uniform_", "normal_", "bernoulli_", "exponential_", "random_", "cauchy_", "geometric_", "log_normal_", "bernoulli", "multinomial"}
 )
-TORCH_SEEDS = re.compile(
-    r"torch\.(manual_seed|seed|set_rng_state|random\.(?!fork_rng).+|(cuda|mps|xpu)\.((manual_)?seed|set_rng_state).*)"
-)
+TORCH_SEEDS = re.compile(r"torch\.(manual_seed|seed|set_rng_state|random\.(?!fork_rng).+|(cuda|mps|xpu)\.((manual_)?seed|set_rng_state).*)")
 IO_NAMES = frozenset({"open", "print", "input", "exec", "eval"})
 IO_MODULES = re.compile(
     r"(subprocess|socket|shutil|urllib|requests|httpx|tempfile)\..+"

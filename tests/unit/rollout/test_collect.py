@@ -48,6 +48,12 @@ def collector_of(toy, script=SCRIPT, grader=None, ranks=None) -> Collector:
     return Collector(Scripted(script), toy.renderer, grader or ExactTextGrader(), Sampling(max_tokens=4), 2, ranks or Ranks())
 
 
+def asked_of(collector: Collector) -> list[Request]:
+    """What the scripted sampler was asked for."""
+    assert isinstance(collector.sampler, Scripted)
+    return collector.sampler.asked
+
+
 def task(name: str) -> Task:
     return Task(name, (Message("user", name),), "a")
 
@@ -67,14 +73,14 @@ def test_groups_in_task_order_with_siblings_scored(toy):
 def test_every_completion_has_a_stream_of_its_own(toy):
     collector = collector_of(toy)
     collect(collector, [task("x"), task("x")], seed=1)
-    seeds = [request.seed for request in collector.sampler.asked]
+    seeds = [request.seed for request in asked_of(collector)]
     assert len(set(seeds)) == 4
     again = collector_of(toy)
     collect(again, [task("x"), task("x")], seed=1)
-    assert [request.seed for request in again.sampler.asked] == seeds
+    assert [request.seed for request in asked_of(again)] == seeds
     other = collector_of(toy)
     collect(other, [task("x"), task("x")], seed=2)
-    assert not {request.seed for request in other.sampler.asked} & set(seeds)
+    assert not {request.seed for request in asked_of(other)} & set(seeds)
 
 
 def test_ranks_ask_for_what_one_process_would(toy):
@@ -87,8 +93,8 @@ def test_ranks_ask_for_what_one_process_would(toy):
         object.__setattr__(part, "ranks", _Alone(rank, 2))
         groups = collect(part, tasks, seed=1)
         assert [group.task.id for group in groups] == list("uvwxy")[rank::2]
-        asked |= {(request.prompt, request.seed) for request in part.sampler.asked}
-    assert asked == {(request.prompt, request.seed) for request in whole.sampler.asked}
+        asked |= {(request.prompt, request.seed) for request in asked_of(part)}
+    assert asked == {(request.prompt, request.seed) for request in asked_of(whole)}
 
 
 class _Alone(Ranks):
@@ -168,7 +174,7 @@ def test_one_try_never_resamples(toy):
 def test_every_round_of_fill_draws_from_new_streams(toy):
     collector = collector_of(toy, SCRIPT[:1])
     fill(collector, lambda n: [task("x")] * n, target=2, tries=3.0, seed=0, carries_signal=MIXED)
-    seeds = [request.seed for request in collector.sampler.asked]
+    seeds = [request.seed for request in asked_of(collector)]
     assert len(seeds) == len(set(seeds)) == 12
 
 
