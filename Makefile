@@ -35,7 +35,7 @@ test-all: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(JOBS) -m "not gpu"
 
 mutants: $(VENV)/.installed-dev
-	$(TEST_ENV) $(BIN)/python tests/mutants/kill_table.py
+	$(TEST_ENV) $(BIN)/python tests/mutants/kill_table.py --jobs $(JOBS)
 
 certify: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/posttrain certify

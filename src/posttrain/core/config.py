@@ -97,7 +97,11 @@ def _assign(cls: type[BaseModel], data: dict[str, Any], key: str, value: Any) ->
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
-    leaf = key.rsplit(".", 1)[-1]
+    parent, _, leaf = key.rpartition(".")
+    beside = [name for name in known if name.rpartition(".")[0] == parent]
+    misspelt = difflib.get_close_matches(key, beside, n=1, cutoff=0.8)  # one letter off, in the right place
+    if misspelt:
+        return f"; did you mean '{misspelt[0]}'?"
     same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == leaf]  # the right leaf under the wrong parent is the common slip
     close = difflib.get_close_matches(key, same_leaf, n=1, cutoff=0.0) or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known keys: {', '.join(known[:12])}"
@@ -107,6 +111,11 @@ def _explain(cls: type[BaseModel], error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
+        names = list(field_names(cls))
+        parts = [str(part) for part in first["loc"]]
+        plain = ".".join([*parts[:-2], parts[-1]])
+        if key not in names and plain in names:  # the place before last is the choice that was made
+            return f"{plain}: {parts[-3]}={parts[-2]} has no '{parts[-1]}'; another {parts[-3]} has"
         return f"unknown key '{key}'{_nearest(key, list(field_names(cls)))}"
     more = f" (and {len(error.errors()) - 1} more)" if len(error.errors()) > 1 else ""
     message = first["msg"].removeprefix("Value error, ")

@@ -17,7 +17,6 @@ from functools import partial
 
 from torch import nn
 
-from posttrain.checks.user_function import load, names_a_file
 from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Metric
 from posttrain.core.seeds import derive
@@ -27,14 +26,13 @@ from posttrain.engine.trainer import LocalTrainer
 from posttrain.engine.values import values
 from posttrain.loops.alarms import watch_step
 from posttrain.loops.policy_step import Actors, Plan, learn, policy_scorer
-from posttrain.loops.rl_settings import DEFAULT_CRITIC, RL, CriticSettings, World, check
+from posttrain.loops.rl_settings import DEFAULT_CRITIC, RL, CriticSettings, World, check, surrogate_of
 from posttrain.loops.session import Session, Stage, Stopwatch
 from posttrain.models.critic import Critic
 from posttrain.objectives.axes import EarlyExit
 from posttrain.objectives.objective import Objective, warnings
 from posttrain.objectives.placements import DESCENDS
 from posttrain.objectives.steering import advance, current
-from posttrain.objectives.surrogates import SURROGATES, Surrogate
 from posttrain.rollout.collect import Collector, collect, describe
 from posttrain.rollout.credit import carries_signal
 from posttrain.rollout.dynamic import Filled, fill
@@ -128,19 +126,6 @@ def plan_of(settings: RL, objective: Objective, critic: CriticSettings, world: W
     return Plan(
         objective, settings.minibatches, settings.epochs, settings.packing, critic.clip, sentence_of, surrogate=surrogate_of(objective)
     )
-
-
-def surrogate_of(objective: Objective) -> Surrogate | None:
-    """The objective's own loss per token: by its name, or from the user's file. Raises ConfigError when there is none of that name."""
-    name = objective.surrogate
-    if name is None or name in SURROGATES:
-        return SURROGATES[name] if name else None
-    if not names_a_file(name):
-        raise ConfigError(f"unknown surrogate '{name}'; known: {', '.join(SURROGATES)}, or your own as path.py:function")
-    user = load(name)
-    if user.kind != "objective":
-        raise ConfigError(f"'{name}' is {user.kind}, not an objective; a surrogate takes (streams) and returns a loss per token")
-    return user.call
 
 
 def task_stream(seed: int, name: str, step: int, world: World) -> Callable[[int], Sequence[Task]]:

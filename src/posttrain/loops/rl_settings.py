@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pydantic import Field, model_validator
 from torch import nn
 
+from posttrain.checks.user_function import load, names_a_file
 from posttrain.core.config import Config
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Task
 from posttrain.engine.trainer import Optim
 from posttrain.objectives.objective import Objective, check_siblings
+from posttrain.objectives.surrogates import SURROGATES, Surrogate
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.types import Grader
 from posttrain.rollout.pack import Packing
@@ -78,13 +80,12 @@ class World:
     sampling: Sampling
     teacher: nn.Module | None = None
 
-    def __post_init__(self) -> None:
-        if self.sampling.greedy:
-            raise ConfigError("sampling.temperature = 0 draws identical siblings; training needs a temperature above 0, e.g. 1.0")
-
 
 def check(settings: RL, objective: Objective, sampling: Sampling, *, teacher: bool) -> None:
     """Refuse what cannot work before anything is computed; `teacher` says whether there is one."""
+    if sampling.greedy:
+        raise ConfigError("sampling.temperature = 0 draws identical siblings; training needs a temperature above 0, e.g. 1.0")
+    surrogate_of(objective)
     try:
         check_siblings(objective, settings.siblings)
     except ValueError as error:
@@ -101,3 +102,16 @@ def check(settings: RL, objective: Objective, sampling: Sampling, *, teacher: bo
             f"ratio=none is on-policy, and {settings.updates} updates per sampling phase are not; use minibatches=1 and epochs=1, "
             "or ratio=token"
         )
+
+
+def surrogate_of(objective: Objective) -> Surrogate | None:
+    """The objective's own loss per token: by its name, or from the user's file. Raises ConfigError when there is none of that name."""
+    name = objective.surrogate
+    if name is None or name in SURROGATES:
+        return SURROGATES[name] if name else None
+    if not names_a_file(name):
+        raise ConfigError(f"unknown surrogate '{name}'; known: {', '.join(SURROGATES)}, or your own as path.py:function")
+    user = load(name)
+    if user.kind != "objective":
+        raise ConfigError(f"'{name}' is {user.kind}, not an objective; a surrogate takes (streams) and returns a loss per token")
+    return user.call

@@ -32,11 +32,6 @@ class Selection:
     positive: int
     """Chosen tokens in the positive quadrant: above-average advantage and above-average log-probability."""
 
-    @property
-    def inert(self) -> bool:
-        """Whether the rule could choose nothing at all."""
-        return self.tokens > 0 and self.eligible == 0
-
     def metrics(self) -> dict[str, Metric]:
         """Shares of the step's tokens; `cov_positive` is the share of the chosen ones in the positive quadrant."""
         return {

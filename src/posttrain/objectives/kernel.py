@@ -125,12 +125,12 @@ class _LinearScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """A slice of the vocabulary at a time."""
+        """A slice of the vocabulary at a time. Autograd rounds complete gradients to the precision of what they belong to."""
         slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, *facts = ctx.saved_tensors
         entropy_N, peak_N, log_sum_N, edge_N, last_N = facts
         by_logp_N, by_entropy_N, _, _, by_at_NK = grads
         if slope_NH is not None and by_logp_N is not None:
-            return (by_logp_N[:, None] * slope_NH).to(hidden_NH.dtype), None, None, None, None, None
+            return by_logp_N[:, None] * slope_NH, None, None, None, None, None
         n, vocab = len(hidden_NH), len(weight_VH)
         by_NK, ids_NK = (torch.zeros_like(entropy_N) if by_logp_N is None else by_logp_N)[:, None], targets_N[:, None]
         if by_at_NK is not None:
@@ -160,8 +160,7 @@ class _LinearScores(torch.autograd.Function):
                 torch.mm(by_x_NC.T, states_NH, out=by_weight_VH[part])
             if by_bias_V is not None:
                 by_bias_V[part] = by_x_NC.sum(0)
-        by_inputs = (None if by is None else by.to(hidden_NH.dtype) for by in (by_hidden_NH, by_weight_VH, by_bias_V))
-        return *by_inputs, None, None, None
+        return by_hidden_NH, by_weight_VH, by_bias_V, None, None, None
 
 
 def _project(hidden_RH: Tensor, weight_CH: Tensor, bias_C: Tensor | None, sampling: Sampling, out_RC: Tensor) -> None:

@@ -8,7 +8,7 @@ is exactly zero. Totals reconcile: trained slots = sum over fates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -63,15 +63,6 @@ class Streams:
     """True for tokens that the covariance rule selected over the whole optimizer step."""
     divergence_BT: Tensor | None = None
     """Exact or top-K KL to the reference, with gradient, when the scorer computes it."""
-
-    def detached(self) -> Streams:
-        """The same without gradients."""
-        return replace(
-            self,
-            logp_BT=self.logp_BT.detach(),
-            entropy_BT=None if self.entropy_BT is None else self.entropy_BT.detach(),
-            divergence_BT=None if self.divergence_BT is None else self.divergence_BT.detach(),
-        )
 
     def masked(self) -> Streams:
         """The same with 0 in every untrained slot, so that no later exponential or product can leak what stood there."""

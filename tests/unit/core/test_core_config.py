@@ -154,10 +154,12 @@ def test_a_choice_is_overridden_by_name_and_by_setting(assignments, expected):
 
 
 def test_a_setting_of_another_choice_is_refused_with_its_name():
-    with pytest.raises(ConfigError, match=r"shape\.(circle\.)?width'"):
+    with pytest.raises(ConfigError, match=r"^shape\.width: shape=circle has no 'width'; another shape has$"):
         Drawing().override(["shape.width=5"])
     with pytest.raises(ConfigError, match=r"unknown key 'shape\.edge'; did you mean"):
         Drawing().override(["shape.edge=5"])
+    with pytest.raises(ConfigError, match=r"unknown key 'shape\.widht'; did you mean 'shape\.width'"):
+        Drawing().override(["shape.widht=5"])
     with pytest.raises(ConfigError, match="'ball'"):
         Drawing().override(["shape=ball"])
 

@@ -270,7 +270,7 @@ def test_prompts_must_divide_into_minibatches():
 
 def test_greedy_sampling_is_refused(toy):
     with pytest.raises(ConfigError, match="identical siblings"):
-        world(toy, sampling=Sampling(temperature=0.0))
+        rl(toy.session(toy.recorder()), toy.model(), world(toy, sampling=Sampling(temperature=0.0)), small(), Objective())
 
 
 def test_equation_names_the_batch_and_the_divergence():

@@ -298,15 +298,19 @@ class Products(TorchDispatchMode):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest storage that any operation returns."""
+    """Notes the size of the largest storage of one precision that any operation returns."""
 
-    def __init__(self):
+    def __init__(self, dtype: torch.dtype = torch.float64):
         super().__init__()
-        self.elements = 0
+        self.dtype, self.elements = dtype, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        sizes = [leaf.untyped_storage().nbytes() // leaf.element_size() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        sizes = [
+            leaf.untyped_storage().nbytes() // leaf.element_size()
+            for leaf in tree_leaves(out)
+            if isinstance(leaf, Tensor) and leaf.dtype == self.dtype
+        ]
         self.elements = max([self.elements, *sizes])
         return out
 
@@ -330,3 +334,12 @@ def test_no_tensor_outgrows_a_slice(slices, sampling, frozen, extras):
         largest[path] = seen.elements
     assert largest[sliced] <= 120
     assert largest[plain] == N * V  # what is measured can be seen
+
+
+def test_a_wide_weight_is_raised_in_precision_by_slices(slices):
+    # few tokens, so that all of the 29 x 40 weight would fit the slices of 2 x 60 logits
+    slices(120)
+    hidden, weight = torch.ones(2, 40, dtype=torch.bfloat16, requires_grad=True), torch.ones(V, 40, dtype=torch.bfloat16)
+    with Largest(torch.float32) as seen:
+        linear_scores(hidden, weight, torch.tensor([0, 1]), Sampling(), entropy_gradient=True).entropy_N.sum().backward()
+    assert 80 <= seen.elements <= 120

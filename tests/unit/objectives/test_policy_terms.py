@@ -362,9 +362,3 @@ def test_a_batch_without_trained_tokens_measures_nothing():
     found = read(terms.metrics)
     assert found.pop("tokens") == 0
     assert set(found.values()) == {None}
-
-
-def test_detached_streams_carry_no_gradient():
-    given = streams().detached()
-    assert not any(getattr(given, field.name).requires_grad for field in fields(given))
-    assert torch.equal(given.logp_BT, streams().logp_BT)
