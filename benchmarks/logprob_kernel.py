@@ -3,8 +3,7 @@
 Every measurement is one forward and backward pass in a process of its own, so that the peak of one is not hidden by another. The two
 paths take turns, and swap places every time. Memory is what the peak resident set (getrusage) grew by, inputs excluded, the gradients
 included. Seconds depend on what else the machine does: read them with their spread, and beside the CPU seconds. They also depend on how
-dear fresh memory is, because the full path asks for gigabytes of it: `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` makes it cheap where the
-system grants huge pages on request.
+dear fresh memory is, because the full path asks for gigabytes of it: the ratio of another machine may be higher or lower.
 """
 
 from __future__ import annotations
