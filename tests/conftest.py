@@ -144,6 +144,17 @@ class Toy:
     renderer: ChatRenderer
     recorders: list[Memory] = field(default_factory=list)
 
+    def brief(self) -> LlamaForCausalLM:
+        """A random model that closes its turn with a chance of about one third at every token, so that hardly any completion is cut."""
+        model = self.model(265)
+        tied = model.get_output_embeddings().weight.detach().clone()
+        model.lm_head = torch.nn.Linear(tied.shape[1], tied.shape[0])
+        with torch.no_grad():
+            model.lm_head.weight.copy_(tied)
+            model.lm_head.bias.fill_(1.0)
+            model.lm_head.bias[6] = 7.0
+        return model
+
     def model(self, vocab: int = 60, *, seed: int = 0, std: float = 0.3) -> LlamaForCausalLM:
         """Random Llama with weights large enough that every token and position matters."""
         config = LlamaConfig(

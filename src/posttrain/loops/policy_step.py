@@ -116,7 +116,7 @@ def prepare(actors: Actors, keyed: Sequence[tuple[int, Group]], plan: Plan) -> P
     batches = [replace(batch, row_B=tuple(numbers[i] for i in batch.sample_B)) for batch in batches]
     with torch.no_grad():
         batches = [_scored(actors, batch, plan) for batch in batches]
-    advantages, returns = assign(mine, _streams_of(mine, batches, objective), objective, trainer.ranks.gather)
+    advantages, returns = assign(mine, _streams_of(mine, batches), objective, trainer.ranks.gather)
     batches = [_credited(batch, advantages, returns) for batch in batches]
     everywhere = [report for part in trainer.ranks.gather(_report(mine, advantages)) for report in part]
     metrics = _credit_metrics(everywhere, objective, constant) if trainer.ranks.first else {}
@@ -148,7 +148,7 @@ def _vocabulary(model: nn.Module) -> int:
     return model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
 
 
-def _streams_of(rows: Sequence[PolicyRow], batches: Sequence[Batch], objective: Objective) -> list[RowStreams]:
+def _streams_of(rows: Sequence[PolicyRow], batches: Sequence[Batch]) -> list[RowStreams]:
     """What was scored, row by row in the order of `rows`, as plain float64 arrays."""
     found = [RowStreams() for _ in rows]
     for batch in batches:

@@ -6,7 +6,6 @@ import copy
 import math
 
 import pytest
-import torch
 
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
@@ -34,18 +33,6 @@ def channels(task: Task, text: str) -> dict[str, float]:
     return {"parity": float(len(text) % 2), "early": float("e" in text)}
 
 
-def brief(toy):
-    """A random model that closes its turn with a chance of about one third at every token, so that hardly any completion is cut."""
-    model = toy.model(265)
-    tied = model.get_output_embeddings().weight.detach().clone()
-    model.lm_head = torch.nn.Linear(tied.shape[1], tied.shape[0])
-    with torch.no_grad():
-        model.lm_head.weight.copy_(tied)
-        model.lm_head.bias.fill_(1.0)
-        model.lm_head.bias[6] = 7.0
-    return model
-
-
 def settings_for(objective: Objective) -> RL:
     """Two phases of two updates where the method allows it, one of one where it does not."""
     several = objective.ratio != "none"
@@ -63,9 +50,9 @@ def settings_for(objective: Objective) -> RL:
 def test_every_algorithm_runs_and_accounts_for_what_it_leaves_out(toy, name):
     objective = Objective.load({"kind": name, "drawing": {"cue": "#"}} if name == "s_grpo" else name)
     run = toy.recorder()
-    model = brief(toy)
+    model = toy.brief()
     settings = settings_for(objective)
-    world = World(draw, FunctionGrader(channels, "channels"), toy.renderer, Sampling(max_tokens=12), teacher=toy.model(3))
+    world = World(draw, FunctionGrader(channels, "channels"), toy.renderer, Sampling(max_tokens=12))
     before = weights_digest(model)
     trained = rl(toy.session(run), model, world, settings, objective, CriticSettings(warmup=1))
     assert weights_digest(model) == before
@@ -116,7 +103,7 @@ def small_run(toy, objective: Objective, grader=None) -> tuple[str, dict]:
     run = toy.recorder()
     settings = RL(steps=1, prompts=4, siblings=4, minibatches=2, epochs=2, optim=BRISK)
     world = World(draw, grader or FunctionGrader(channels, "channels"), toy.renderer, Sampling(max_tokens=12))
-    return weights_digest(rl(toy.session(run), brief(toy), world, settings, objective)), run.lines["metrics"][-1]
+    return weights_digest(rl(toy.session(run), toy.brief(), world, settings, objective)), run.lines["metrics"][-1]
 
 
 def test_a_surrogate_of_ones_own_replaces_ratio_limit_and_correction(toy, tmp_path):

@@ -42,18 +42,6 @@ def long_words(task: Task, text: str) -> float:
     return float(len(text) % 2)
 
 
-def brief(toy):
-    """A random model that closes its turn with a chance of about one third at every token, so that hardly any completion is cut."""
-    model = toy.model(265)
-    tied = model.get_output_embeddings().weight.detach().clone()
-    model.lm_head = torch.nn.Linear(tied.shape[1], tied.shape[0])
-    with torch.no_grad():
-        model.lm_head.weight.copy_(tied)
-        model.lm_head.bias.fill_(1.0)
-        model.lm_head.bias[6] = 7.0
-    return model
-
-
 def world(toy, grader=None, sampling: Sampling = SHORT) -> World:
     return World(draw, grader or FunctionGrader(long_words, "parity"), toy.renderer, sampling)
 
@@ -85,7 +73,7 @@ def mixed(toy):
 def test_ratio_is_one_and_kl_zero_while_the_policy_has_not_moved(toy, temperature, minibatches, epochs, kl):
     run = toy.recorder()
     settings = small(minibatches=minibatches, epochs=epochs, optim=STILL)
-    rl(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=4, temperature=temperature)), settings, held(kl, 0.1))
+    rl(toy.session(run), toy.brief(), world(toy, sampling=Sampling(max_tokens=4, temperature=temperature)), settings, held(kl, 0.1))
     lines = run.lines["metrics"]
     assert lines[-1]["optimizer_step"] == 2 * minibatches * epochs
     for line in lines:
@@ -156,7 +144,7 @@ def test_minibatches_split_the_groups_and_each_is_one_step(toy):
 @pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 0.9, 1.0])
 def test_constant_reward_takes_no_step(toy, value):
     run = toy.recorder()
-    model = brief(toy)
+    model = toy.brief()
     practice = world(toy, FunctionGrader(lambda task, text: value, "constant"), LONG)
     trained = rl(toy.session(run), model, practice, small(steps=3), held("k2", 0.5))
     assert weights_digest(trained) == weights_digest(model)
@@ -202,7 +190,7 @@ class Fading:
 def test_steps_after_the_signal_fades_change_nothing(toy):
     runs = [toy.recorder(), toy.recorder()]
     ends = [
-        weights_digest(rl(toy.session(run), brief(toy), world(toy, Fading(16), LONG), small(steps=steps), Objective()))
+        weights_digest(rl(toy.session(run), toy.brief(), world(toy, Fading(16), LONG), small(steps=steps), Objective()))
         for run, steps in zip(runs, (1, 4), strict=True)
     ]
     assert runs[0].lines["metrics"][0]["groups_kept"] > 0
@@ -213,7 +201,7 @@ def test_steps_after_the_signal_fades_change_nothing(toy):
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_training_ends_early_when_patience_runs_out(toy, value):
     """Out of reach or mastered: the policy so far is the result, the run goes on, and an alarm says what happened."""
-    run, model = toy.recorder(), brief(toy)
+    run, model = toy.recorder(), toy.brief()
     grader = FunctionGrader(lambda task, text: value, "constant")
     trained = rl(toy.session(run), model, world(toy, grader, LONG), small(steps=9, patience=3), Objective())
     assert len(run.lines["metrics"]) == 3
@@ -225,7 +213,7 @@ def test_a_short_batch_is_trained_short_and_reported(toy):
     # rewards differ only in groups of task x: about half of them are kept, and one try each leaves the batch short
     grader = FunctionGrader(lambda task, text: float(len(text) % 2) if task.id == "x" else 1.0, "half")
     run = toy.recorder()
-    rl(toy.session(run), brief(toy), world(toy, grader, LONG), small(prompts=8, tries=1.0), Objective())
+    rl(toy.session(run), toy.brief(), world(toy, grader, LONG), small(prompts=8, tries=1.0), Objective())
     line = run.lines["metrics"][0]
     assert line["groups_generated"] == 8
     assert 0 < line["groups_kept"] < 8
@@ -236,7 +224,7 @@ def test_a_short_batch_is_trained_short_and_reported(toy):
 
 
 def test_input_model_is_not_touched(toy):
-    model = brief(toy)
+    model = toy.brief()
     before = weights_digest(model)
     trained = rl(toy.session(), model, world(toy), small(), Objective())
     assert weights_digest(model) == before != weights_digest(trained)
@@ -247,20 +235,20 @@ def test_one_sibling_is_refused_where_siblings_are_the_baseline(toy):
         RL.load({"siblings": 0})
     for name in ("default", "rloo", "passk"):
         with pytest.raises(ConfigError, match=r"compares siblings, and 1 completion per prompt has none: .*; use siblings >= 2"):
-            rl(toy.session(), brief(toy), world(toy), small(siblings=1), Objective.load(name))
+            rl(toy.session(), toy.brief(), world(toy), small(siblings=1), Objective.load(name))
     with pytest.raises(ConfigError, match=r"advantage\.k = 4 needs more than 4 siblings; use k <= 3 or more siblings"):
-        rl(toy.session(), brief(toy), world(toy), small(), Objective.load("passk"))
+        rl(toy.session(), toy.brief(), world(toy), small(), Objective.load("passk"))
 
 
 def test_several_updates_without_a_ratio_are_refused(toy):
     with pytest.raises(ConfigError, match=r"ratio=none is on-policy, and 6 updates per sampling phase are not; use minibatches=1"):
-        rl(toy.session(), brief(toy), world(toy), small(minibatches=2, epochs=3), Objective.load("reinforce"))
+        rl(toy.session(), toy.brief(), world(toy), small(minibatches=2, epochs=3), Objective.load("reinforce"))
 
 
 def test_a_teacher_that_is_missing_is_refused(toy):
     objective = Objective.load({"advantage": "teacher", "kl": {"estimator": "none"}})
     with pytest.raises(ConfigError, match="advantage=teacher needs a teacher; give one"):
-        rl(toy.session(), brief(toy), world(toy), small(), objective)
+        rl(toy.session(), toy.brief(), world(toy), small(), objective)
 
 
 def test_prompts_must_divide_into_minibatches():
@@ -317,13 +305,13 @@ def test_kl_alone_has_a_gradient_and_returns_to_the_reference(toy, kl):
 
 def test_no_reference_no_kl(toy):
     run = toy.recorder()
-    rl(toy.session(run), brief(toy), world(toy), small(), FREE)
+    rl(toy.session(run), toy.brief(), world(toy), small(), FREE)
     assert all("kl" not in line for line in run.lines["metrics"])
 
 
 def test_weights_that_do_not_move_do_not_drift(toy):
     run = toy.recorder()
-    model = brief(toy)
+    model = toy.brief()
     trained = rl(toy.session(run), model, world(toy), small(steps=4, optim=STILL), Objective())
     assert weights_digest(trained) == weights_digest(model)
     assert max(line["mismatch_max"] for line in run.lines["metrics"]) < 1e-5
@@ -332,7 +320,7 @@ def test_weights_that_do_not_move_do_not_drift(toy):
 def test_disagreement_of_sampler_and_trainer_rings(toy, monkeypatch):
     monkeypatch.setattr("posttrain.loops.alarms.MISMATCH", -1.0)
     run = toy.recorder()
-    rl(toy.session(run), brief(toy), world(toy), small(steps=1), Objective())
+    rl(toy.session(run), toy.brief(), world(toy), small(steps=1), Objective())
     assert [alarm["name"] for alarm in run.lines["alarms"]] == ["sampler_trainer_mismatch"]
 
 
@@ -347,22 +335,22 @@ def test_steered_numbers_reach_the_update_and_are_recorded(toy, monkeypatch):
     monkeypatch.setattr("posttrain.loops.rl.learn", watched)
     run = toy.recorder()
     low = {"coef": 0.003, "target": 0.01, "step": 0.001}
-    rl(toy.session(run), brief(toy), world(toy), small(steps=3), Objective.load({"entropy": low}))
+    rl(toy.session(run), toy.brief(), world(toy), small(steps=3), Objective.load({"entropy": low}))
     assert [entropy for _, entropy, _ in used] == pytest.approx([0.003, 0.002, 0.001])
     assert [line["steered_entropy_coef"] for line in run.lines["metrics"][1:]] == pytest.approx([0.002, 0.001])
     used.clear()
-    rl(toy.session(), brief(toy), world(toy), small(steps=3), Objective.load({"limit": {"steer": {"entropy": 9.0, "step": 0.1}}}))
+    rl(toy.session(), toy.brief(), world(toy), small(steps=3), Objective.load({"limit": {"steer": {"entropy": 9.0, "step": 0.1}}}))
     assert [high for _, _, high in used] == pytest.approx([0.28, 0.38, 0.48])
     used.clear()
     # the policy starts at its reference: KL 0, so the coefficient falls by 2 % until it has moved
-    rl(toy.session(), brief(toy), world(toy), small(steps=3, optim=STILL), held("k2", 0.5, kind="grpo"))
-    rl(toy.session(), brief(toy), world(toy), small(steps=3, optim=STILL), Objective.load({"kl": {"coef": 0.5, "target": 0.1}}))
+    rl(toy.session(), toy.brief(), world(toy), small(steps=3, optim=STILL), held("k2", 0.5, kind="grpo"))
+    rl(toy.session(), toy.brief(), world(toy), small(steps=3, optim=STILL), Objective.load({"kl": {"coef": 0.5, "target": 0.1}}))
     assert [coef for coef, _, _ in used] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.49, 0.4802])
 
 
 def test_rollouts_are_kept_with_the_version_that_drew_them(toy):
     run = toy.recorder()
-    rl(toy.session(run), brief(toy), world(toy), small(steps=3, keep_rollouts=2), Objective())
+    rl(toy.session(run), toy.brief(), world(toy), small(steps=3, keep_rollouts=2), Objective())
     kept = run.lines["rollouts"]
     assert len(kept) == 3 * 2 * 4
     steps = {line["step"]: line["optimizer_step"] for line in run.lines["metrics"]}
@@ -372,7 +360,7 @@ def test_rollouts_are_kept_with_the_version_that_drew_them(toy):
 
 def test_every_step_draws_other_tasks_and_tokens(toy):
     run = toy.recorder()
-    rl(toy.session(run), brief(toy), world(toy, sampling=Sampling(max_tokens=8)), small(steps=3, optim=STILL), Objective())
+    rl(toy.session(run), toy.brief(), world(toy, sampling=Sampling(max_tokens=8)), small(steps=3, optim=STILL), Objective())
     by_step = [[record["completion"] for record in run.lines["rollouts"] if record["step"] == step] for step in range(3)]
     assert by_step[0] != by_step[1] != by_step[2] != by_step[0]
 
