@@ -15,9 +15,16 @@ class Sampling(Config):
     """Keep the smallest set of most likely tokens whose mass reaches top_p; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Keep the k most likely tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Drop tokens less likely than min_p times the most likely one; 0 keeps all."""
     max_tokens: int = Field(default=32, ge=1)
     """Longest completion, the stop token included."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether top-k, top-p or min-p exclude tokens."""
+        return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0

@@ -41,6 +41,8 @@ class StopReason(StrEnum):
     """The token budget ran out: the completion is truncated, not finished."""
     CONTROL = "control"
     """The policy emitted a control token that only the harness may write (a role marker, padding)."""
+    PAUSED = "paused"
+    """Not an ending: as many tokens were drawn as the caller asked for in one go. The rest is drawn later, perhaps by newer weights."""
 
 
 class RewardStatus(StrEnum):
@@ -101,9 +103,13 @@ class Trajectory:
     text: str
     """Decoded view of the completion, without the stop token."""
     version: int
-    """Policy version that sampled it: the number of optimizer steps taken."""
+    """Policy version that sampled it: the number of optimizer steps taken. Of several versions the oldest."""
     owners: tuple[Owner, ...] = ()
     """Who wrote each of `ids`; empty means that the policy sampled them all. A forced token has log-probability 0 and is not trained."""
+    versions: tuple[int, ...] = ()
+    """Policy version of each of `ids`; empty means that `version` drew them all. Example: (7, 7, 8) after a swap before the third."""
+    candidates: tuple[tuple[int, ...], ...] = ()
+    """Ids that the cut (top-k, top-p, min-p) left at each of `ids`, the sampled one included; empty when nothing was cut."""
 
     @property
     def completion(self) -> Tokens:
@@ -180,3 +186,5 @@ class Sample:
     """Behaviour log-probabilities, one per token of `tokens`; empty for supervised rows."""
     sentences: tuple[int, ...] = ()
     """Sentence index of each token; empty unless an objective asks for it."""
+    candidates: tuple[tuple[int, ...], ...] = ()
+    """Ids that the sampler's cut left at each token; the trainer renormalises over the same ones. Empty when nothing was cut."""
