@@ -12,7 +12,7 @@ from posttrain.core.errors import ConfigError, GraderError
 from posttrain.core.tasks import Task, tasks_digest
 from posttrain.core.trajectory import RewardStatus, StopReason, Tokens, Trajectory
 from posttrain.envs.sources import SOURCES, source
-from posttrain.envs.types import TaskSource
+from posttrain.envs.types import TaskSource, env_of
 from posttrain.rewards.proof import prove
 from posttrain.rewards.types import score
 
@@ -21,6 +21,8 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "arithmetic": ("arithmetic", {}),
     "arithmetic-times": ("arithmetic", {"ops": ["*"], "high": 20, "harder_low": 21, "harder_high": 30}),
     "arithmetic-working": ("arithmetic", {"response": "{a} {op} {b} is {value}\n#### {value}"}),
+    "calculator": ("calculator", {}),
+    "calculator-taught": ("calculator", {"describe": False, "ops": ["+"]}),
     "word_problems": ("word_problems", {}),
     "word_problems-working": ("word_problems", {"working": True}),
     "instruct": ("instruct", {}),
@@ -90,7 +92,8 @@ def test_held_out_and_harder_are_fixed_and_train_follows_its_seed(tasks_of: Task
 def test_a_demonstration_is_the_task_answered_by_gold(tasks_of: TaskSource) -> None:
     task = tasks_of.tasks("train", 1, 0)[0]
     demonstration = tasks_of.demonstration(task)
-    assert (demonstration.id, demonstration.messages[:-1]) == (task.id, task.prompt)
+    assert (demonstration.id, demonstration.messages[: len(task.prompt)]) == (task.id, task.prompt)
+    assert env_of(tasks_of) is not None or len(demonstration.messages) == len(task.prompt) + 1
     assert (demonstration.messages[-1].role, demonstration.messages[-1].content) == ("assistant", tasks_of.gold(task))
 
 

@@ -6,6 +6,7 @@ import difflib
 
 from posttrain.core.errors import ConfigError
 from posttrain.envs.arithmetic import Arithmetic
+from posttrain.envs.calculator import Calculator
 from posttrain.envs.countdown import Countdown
 from posttrain.envs.gsm8k import GSM8K
 from posttrain.envs.gym import Gym
@@ -13,8 +14,9 @@ from posttrain.envs.instruct import Instruct
 from posttrain.envs.types import TaskSource
 from posttrain.envs.word_problems import WordProblems
 
-SOURCES: dict[str, type[Arithmetic | Countdown | GSM8K | Gym | Instruct | WordProblems]] = {
+SOURCES: dict[str, type[Arithmetic | Calculator | Countdown | GSM8K | Gym | Instruct | WordProblems]] = {
     "arithmetic": Arithmetic,
+    "calculator": Calculator,
     "word_problems": WordProblems,
     "instruct": Instruct,
     "countdown": Countdown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from posttrain.core.errors import ConfigError
@@ -41,6 +42,23 @@ class TaskSource(Protocol):
     def demonstration(self, task: Task) -> Demonstration:
         """The task with its gold completion, to imitate."""
         ...
+
+
+class Env(Protocol):
+    """The world of one episode. Single use: every sibling gets its own, so that none sees what another did (spec/faults.md 60)."""
+
+    def reply(self, text: str) -> tuple[Message, ...]:
+        """What the world says to an assistant's turn; nothing ends the episode."""
+        ...
+
+
+EnvOf = Callable[[Task], Env]
+"""Opens the world of one episode of a task."""
+
+
+def env_of(source: object) -> EnvOf | None:
+    """How `source` opens episodes of several turns; None when its tasks are answered in one."""
+    return getattr(source, "env", None)
 
 
 def demonstrate(task: Task, gold: str) -> Demonstration:

@@ -35,6 +35,8 @@ class Conditions:
     grader: str
     template_digest: str
     seed: int
+    turns: int = 1
+    """Most assistant turns of an episode."""
 
     def flat(self) -> dict[str, Any]:
         """Field names to plain values, sampling fields dotted."""

@@ -1,38 +1,25 @@
-"""Run suites: requests out, completions back, records made. Two pure functions, and `evaluate`, which joins them with a sampler."""
+"""Run suites: episodes out, trajectories back, records made. Two pure functions, and `evaluate`, which joins them with a sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from posttrain.core.errors import ConfigError, EvidenceError
 from posttrain.core.seeds import derive
-from posttrain.core.tasks import Message, Task
-from posttrain.core.trajectory import Score, Tokens, Trajectory
-from posttrain.engine.types import Completion, Request, Sampler
+from posttrain.core.tasks import Task
+from posttrain.core.trajectory import Score, Trajectory
+from posttrain.engine.types import Sampler
 from posttrain.evals.record import Conditions, EvalRecord, ItemResult, Outcome, require_trustworthy
 from posttrain.evals.suite import Suite
+from posttrain.render.types import Renderer
 from posttrain.rewards.types import score
+from posttrain.rollout.episodes import Opening, play
 
 EXAMPLES = 6
 """Items per suite of which the first sample is passed to `on_example`."""
 
 OnExample = Callable[[dict[str, Any]], None]
-
-
-class Renderer(Protocol):
-    """Messages to token ids and back; `digest` is the identity of the template."""
-
-    @property
-    def digest(self) -> str: ...
-
-    def prompt(self, messages: Sequence[Message]) -> Tokens:
-        """The tokens that precede the assistant's answer."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of a completion, its stop token left out."""
-        ...
 
 
 def evaluate(
@@ -46,30 +33,32 @@ def evaluate(
     on_example: OnExample | None = None,
     model_digest: str = "",
 ) -> dict[str, EvalRecord]:
-    """Measure one model on every suite with a single call of the sampler; records by suite name.
+    """Measure one model on every suite, all episodes side by side; records by suite name.
 
-    Requests are seeded by (seed, suite, item, sample), never by the model, so that two models answer under the same noise. Raises
+    Episodes are seeded by (seed, suite, item, sample), never by the model, so that two models answer under the same noise. Raises
     EvidenceError when a suite that does not allow truncation had 2 % or more of its completions cut.
     """
-    completions = sampler.generate(requests_for(suites, renderer, seed), progress)
-    records = records_from(suites, completions, renderer, seed=seed, label=label, on_example=on_example, model_digest=model_digest)
+    trajectories = play(sampler, renderer, openings_for(suites, renderer, seed), progress)
+    records = records_from(suites, trajectories, renderer, seed=seed, label=label, on_example=on_example, model_digest=model_digest)
     check_truncation(suites, records)
     return records
 
 
-def requests_for(suites: Sequence[Suite], renderer: Renderer, seed: int) -> list[Request]:
-    """One request per suite, item and sample, in that order; samples of one item stand together and share their prompt."""
+def openings_for(suites: Sequence[Suite], renderer: Renderer, seed: int) -> list[Opening]:
+    """One episode per suite, item and sample, in that order; samples of one item stand together and share their prompt."""
     _require_distinct(suites)
     return [
-        Request(prompt.ids, suite.sampling, derive(seed, "eval", suite.name, task.id, index))
-        for suite, task, prompt in _items(suites, renderer)
+        Opening(task, index, prompt, suite.sampling, derive(seed, "eval", suite.name, task.id, index), suite.env_of, suite.turns)
+        for suite in suites
+        for task in suite.tasks
+        for prompt in [renderer.prompt(task.prompt)]
         for index in range(suite.samples)
     ]
 
 
 def records_from(
     suites: Sequence[Suite],
-    completions: Sequence[Completion],
+    trajectories: Sequence[Trajectory],
     renderer: Renderer,
     *,
     seed: int,
@@ -77,19 +66,19 @@ def records_from(
     on_example: OnExample | None = None,
     model_digest: str = "",
 ) -> dict[str, EvalRecord]:
-    """Score completions that answer `requests_for(suites, renderer, seed)`, in that order. Raises EvidenceError if any is missing."""
+    """Score the trajectories of `openings_for(suites, renderer, seed)`, in that order. Raises EvidenceError if any is missing."""
     _require_distinct(suites)
     expected = sum(len(suite.tasks) * suite.samples for suite in suites)
-    if len(completions) != expected:
-        raise EvidenceError(f"{len(completions)} completions for {expected} evaluation requests; none may be dropped or repeated")
+    if len(trajectories) != expected:
+        raise EvidenceError(f"{len(trajectories)} trajectories for {expected} evaluation episodes; none may be dropped or repeated")
     results: dict[str, list[ItemResult]] = {suite.name: [] for suite in suites}
-    remaining = iter(completions)
-    for suite, task, prompt in _items(suites, renderer):
+    remaining = iter(trajectories)
+    for suite, task in [(s, task) for s in suites for task in s.tasks]:
         outcomes = []
         for index in range(suite.samples):
-            trajectory = _trajectory(task, index, prompt, next(remaining), renderer)
+            trajectory = next(remaining)
             judged = score(suite.grader, task, trajectory)
-            outcomes.append(Outcome(judged.value, judged.status, trajectory.stop, len(trajectory.ids)))
+            outcomes.append(Outcome(judged.value, judged.status, trajectory.stop, trajectory.completion.trained))
             if on_example is not None and index == 0 and len(results[suite.name]) < EXAMPLES:
                 on_example(_example(label, suite, task, trajectory, judged))
         results[suite.name].append(ItemResult(task.id, tuple(outcomes)))
@@ -103,12 +92,6 @@ def check_truncation(suites: Sequence[Suite], records: Mapping[str, EvalRecord])
             require_trustworthy(records[suite.name])
 
 
-def _items(suites: Sequence[Suite], renderer: Renderer) -> Iterator[tuple[Suite, Task, Tokens]]:
-    for suite in suites:
-        for task in suite.tasks:
-            yield suite, task, renderer.prompt(task.prompt)
-
-
 def _conditions(suite: Suite, renderer: Renderer, seed: int) -> Conditions:
     return Conditions(
         suite=suite.name,
@@ -119,12 +102,8 @@ def _conditions(suite: Suite, renderer: Renderer, seed: int) -> Conditions:
         grader=suite.grader.name,
         template_digest=renderer.digest,
         seed=seed,
+        turns=suite.turns,
     )
-
-
-def _trajectory(task: Task, index: int, prompt: Tokens, completion: Completion, renderer: Renderer) -> Trajectory:
-    text = renderer.decode(completion.ids)
-    return Trajectory(task.id, index, prompt, completion.ids, completion.logps, completion.stop, text, completion.version)
 
 
 def _example(label: str, suite: Suite, task: Task, trajectory: Trajectory, judged: Score) -> dict[str, Any]:
@@ -135,7 +114,7 @@ def _example(label: str, suite: Suite, task: Task, trajectory: Trajectory, judge
         "task": task.id,
         "index": trajectory.index,
         "prompt": "\n".join(turns),
-        "completion": trajectory.text,
+        "completion": trajectory.transcript or trajectory.text,
         "gold": task.answer,
         "parsed": judged.parsed,
         "value": judged.value,

@@ -9,6 +9,7 @@ from posttrain.core.digest import digest
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Task, tasks_digest
+from posttrain.envs.types import EnvOf
 from posttrain.rewards.types import Grader
 
 
@@ -27,6 +28,10 @@ class Suite:
     """Samples per item."""
     allow_truncation: bool = False
     """Accept any share of cut completions, e.g. for a base model that has not learned to stop. The rate is reported either way."""
+    env_of: EnvOf | None = None
+    """Opens the world of an episode; None when an item is answered in one turn."""
+    turns: int = 1
+    """Most assistant turns of an episode."""
 
     def __post_init__(self) -> None:
         if len(self.tasks) < 2:
@@ -49,4 +54,5 @@ class Suite:
     @property
     def digest(self) -> str:
         """Identity of everything that a score on this suite depends on besides model, template and seed."""
-        return digest([self.name, self.items_digest, self.grader.name, self.sampling.model_dump(mode="json"), self.samples])
+        conditions = [self.name, self.items_digest, self.grader.name, self.sampling.model_dump(mode="json"), self.samples, self.turns]
+        return digest(conditions)

@@ -121,6 +121,37 @@ class ChatRenderer:
             )
         return prompt, Tokens(whole.ids[len(prompt) :], whole.owners[len(prompt) :])
 
+    def reply(self, before: Sequence[Message], messages: Sequence[Message]) -> Tokens:
+        """What the harness writes after an assistant's turn that has just closed: the template's text behind the closing token, `messages`,
+        and the cue for the next turn. Nothing in it is trained.
+
+        `before` ends with that assistant turn. Its own tokens stay as they were sampled: nothing before the new ones is rendered again, so
+        only the roles in it matter. Raises RenderError if the template writes the turns before differently once others follow.
+        """
+        chat = self._chat(before)
+        roles = tuple(message.role for message in chat)
+        if roles[-1] != "assistant" or not messages:
+            raise DataError("a reply needs messages, and an assistant's turn before them")
+        place = len(roles)
+        asked, plan = self._plan(roles[:-1], True), self._plan((*roles, *(message.role for message in messages)), True)
+        if asked.layout.texts != plan.layout.texts[:place] or [slot.message for slot in plan.layout.slots[:place]] != list(range(place)):
+            raise RenderError(
+                "the chat template writes earlier turns differently once a reply follows, so sampled tokens would not keep their context; "
+                "use a template that only appends"
+            )
+        filled: list[Message] = [*(Message(message.role, "x") for message in chat), *messages]
+        contents = self.template.fill(plan.layout, filled, True)
+        ids, owners = (
+            list(plan.pieces[place][plan.closing[place - 1] :]),
+            [Owner.TEMPLATE] * (len(plan.pieces[place]) - plan.closing[place - 1]),
+        )
+        for at in range(place, len(filled)):
+            written = self._codec.encode_content(contents[at], plan.positions[at])
+            ids += [*written, *plan.pieces[at + 1]]
+            owners += [WRITERS.get(filled[plan.layout.slots[at].message].role, Owner.FORCED)] * len(written)
+            owners += [Owner.TEMPLATE] * len(plan.pieces[at + 1])
+        return Tokens(tuple(ids), tuple(owners))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion, control tokens left out. Bytes that are not UTF-8 become U+FFFD: text is only a view."""
         return self._codec.decode(ids, self._answers_at, self.special_ids)

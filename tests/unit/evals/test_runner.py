@@ -10,8 +10,9 @@ from posttrain.core.seeds import derive
 from posttrain.core.tasks import Message, Task
 from posttrain.core.trajectory import Owner, RewardStatus, Score, StopReason, Tokens
 from posttrain.engine.types import Completion, Request
-from posttrain.evals.runner import check_truncation, evaluate, records_from, requests_for
+from posttrain.evals.runner import check_truncation, evaluate, openings_for, records_from
 from posttrain.evals.suite import Suite
+from posttrain.rollout.episodes import play
 
 STOP = 0
 
@@ -80,38 +81,37 @@ def test_one_call_scores_every_suite():
 
 
 def test_seeds_depend_on_suite_item_and_sample_only():
-    requests = requests_for([suite(samples=2)], CharRenderer(), seed=7)
-    assert [request.seed for request in requests[:3]] == [
+    openings = openings_for([suite(samples=2)], CharRenderer(), seed=7)
+    assert [opening.seed for opening in openings[:3]] == [
         derive(7, "eval", "sums", "sums-0", 0),
         derive(7, "eval", "sums", "sums-0", 1),
         derive(7, "eval", "sums", "sums-1", 0),
     ]
-    assert len({request.seed for request in requests}) == len(requests) == 8
-    assert requests[0].prompt == requests[1].prompt == (ord("0"), ord("+"), ord("1"))
-    alone = requests_for([suite()], CharRenderer(), seed=7)
-    beside = requests_for([suite("other"), suite()], CharRenderer(), seed=7)
+    assert len({opening.seed for opening in openings}) == len(openings) == 8
+    assert openings[0].prompt.ids == openings[1].prompt.ids == (ord("0"), ord("+"), ord("1"))
+    alone = openings_for([suite()], CharRenderer(), seed=7)
+    beside = openings_for([suite("other"), suite()], CharRenderer(), seed=7)
     assert beside[4:] == alone
 
 
-def test_sharded_requests_give_the_same_records():
+def test_sharded_episodes_give_the_same_records():
     suites, renderer = [suite("one"), suite("two", samples=2)], CharRenderer()
 
     def noisy(prompt: str, seed: int) -> str:
         return solve(prompt, seed) if seed % 2 else "9"
 
     whole = evaluate(ScriptedSampler(noisy), renderer, suites, seed=1, label="m")
-    requests = requests_for(suites, renderer, seed=1)
-    parts = [ScriptedSampler(noisy).generate(requests[rank::2]) for rank in range(2)]
-    merged = [parts[i % 2][i // 2] for i in range(len(requests))]
+    openings = openings_for(suites, renderer, seed=1)
+    parts = [play(ScriptedSampler(noisy), renderer, openings[rank::2]) for rank in range(2)]
+    merged = [parts[i % 2][i // 2] for i in range(len(openings))]
     sharded = records_from(suites, merged, renderer, seed=1, label="m")
     assert {name: record.to_json() for name, record in sharded.items()} == {name: record.to_json() for name, record in whole.items()}
     assert 0 < whole["two"].pass_at_1 < 1
 
 
-def test_a_missing_completion_is_refused():
-    requests = requests_for([suite()], CharRenderer(), seed=0)
-    short = ScriptedSampler(solve).generate(requests)[:-1]
-    with pytest.raises(EvidenceError, match="3 completions for 4"):
+def test_a_missing_trajectory_is_refused():
+    short = play(ScriptedSampler(solve), CharRenderer(), openings_for([suite()], CharRenderer(), seed=0))[:-1]
+    with pytest.raises(EvidenceError, match="3 trajectories for 4"):
         records_from([suite()], short, CharRenderer(), seed=0, label="m")
 
 
@@ -162,7 +162,7 @@ def test_suites_that_cannot_measure_are_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         suite(samples=0)
     with pytest.raises(ConfigError, match="two suites are called 'sums'"):
-        requests_for([suite(), suite()], CharRenderer(), seed=0)
+        openings_for([suite(), suite()], CharRenderer(), seed=0)
 
 
 def test_suite_digest_follows_its_conditions():
