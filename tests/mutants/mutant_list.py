@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from mutants_of_delivery import DELIVERY_MUTANTS
 from mutants_of_objectives import OBJECTIVE_MUTANTS
+from mutants_of_resume import RESUME_MUTANTS
 from mutants_of_rl import RL_MUTANTS
 from planting import Mutant, mutant
 
@@ -96,8 +98,8 @@ MUTANTS = (
     mutant(
         "temperature-missing-in-score",
         "engine/scoring.py",
-        "batch.target_N, sampling, bias_V=bias_V",
-        "batch.target_N, Sampling(), bias_V=bias_V",
+        "how = Replay(sampling, ",
+        "how = Replay(Sampling(), ",
         f"{ENGINE}/test_scoring.py",
     ),
     mutant(
@@ -163,7 +165,7 @@ MUTANTS = (
     mutant("schedule-off-by-one", "engine/trainer.py", "(total - 1 - rise)", "(total - rise)", f"{ENGINE}/test_trainer.py"),
     mutant("gradient-not-clipped", "engine/trainer.py", "if norm > self.optim.clip:", "if norm < 0:", f"{ENGINE}/test_trainer.py"),
     mutant("broken-gradient-applied", "engine/trainer.py", " or not math.isfinite(norm):", ":", f"{ENGINE}/test_trainer.py"),
-    mutant("newest-checkpoint-only", "engine/checkpoint.py", "[:-KEEP]", "[:-1]", f"{ENGINE}/test_checkpoint.py"),
+    mutant("newest-checkpoint-only", "engine/checkpoint.py", "[:-keep]", "[:-1]", f"{ENGINE}/test_checkpoint.py"),
     mutant(
         "chosen-and-rejected-swapped",
         "loops/preference.py",
@@ -204,6 +206,8 @@ MUTANTS = (
         "self.session.run.position()",
         f"{LOOPS}/test_resume.py",
     ),
+    *DELIVERY_MUTANTS,
     *OBJECTIVE_MUTANTS,
+    *RESUME_MUTANTS,
     *RL_MUTANTS,
 )

@@ -12,7 +12,8 @@ The last token of a continuation is predicted but never read, so it takes no slo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ class Batch:
     """Trained tokens of each sample's whole group, wherever its siblings are packed."""
     row_B: tuple[int, ...] = ()
     """Identity of each sample within the optimizer step, the same however the step is sharded and packed."""
+    candidate_M2: Tensor | None = None
+    """Ids that the sampler's cut left at the trained tokens, as pairs (place in target_N, id) ordered by place; a token without any is cut
+    anew. None when none were recorded. Example: [[0, 7], [0, 9], [2, 8]]: tokens 0 and 2 of target_N were drawn from {7, 9} and {8}."""
     sentence_BT: Tensor | None = None
     """Sentence index of each token."""
     old_BT: Tensor | None = None
@@ -67,10 +71,16 @@ class Batch:
         """Which slots are trained: derived from the streams, never carried."""
         return self.slot_BT >= 0
 
+    def to(self, device: torch.device) -> Batch:
+        """The same with every tensor on `device`; the batch itself when they are there."""
+        if self.ids_RW.device == device:
+            return self
+        return replace(self, **{field.name: _moved(getattr(self, field.name), device) for field in fields(self)})
+
     def unflatten(self, values_N: Tensor) -> Tensor:
         """[N] values as [B, T], 0 where untrained."""
         if not len(values_N):
-            return torch.zeros(self.slot_BT.shape)
+            return torch.zeros(self.slot_BT.shape, device=self.slot_BT.device)
         return torch.where(self.mask_BT, values_N[self.slot_BT.clamp(min=0)], 0.0)
 
     def attention_R1WW(self) -> Tensor:
@@ -78,5 +88,12 @@ class Batch:
         document, branch = self.document_RW, self.branch_RW
         same = (document[:, :, None] == document[:, None, :]) & (document[:, :, None] >= 0)
         visible = (branch[:, None, :] == 0) | (branch[:, :, None] == branch[:, None, :])
-        causal = torch.ones(document.shape[1], document.shape[1], dtype=torch.bool).tril()
-        return ((same & visible & causal) | torch.eye(document.shape[1], dtype=torch.bool))[:, None]
+        square = torch.ones(document.shape[1], document.shape[1], dtype=torch.bool, device=document.device)
+        return ((same & visible & square.tril()) | square.tril().triu())[:, None]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, and tensors in a tuple."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return tuple(_moved(part, device) for part in value) if isinstance(value, tuple) else value

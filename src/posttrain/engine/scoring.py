@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from posttrain.core.sampling import Sampling
 from posttrain.engine.batch import Batch
 from posttrain.engine.decoder import FAST_FAMILIES, backbone, config_of
+from posttrain.engine.trunk import states, supports
 from posttrain.objectives.kernel import linear_scores
-from posttrain.objectives.logprobs import logit_scores
+from posttrain.objectives.logprobs import Replay, logit_scores
 
 
 class Scores(NamedTuple):
@@ -26,6 +27,11 @@ class Scores(NamedTuple):
     at: Tensor | None = None
     """Log-probabilities [N, K] of given ids, in the same order; with gradient, when enabled."""
 
+    def to(self, device: torch.device) -> Scores:
+        """The same with every tensor on `device`."""
+        top = None if self.top is None else (self.top[0].to(device), self.top[1].to(device))
+        return Scores(self.logp_BT.to(device), self.entropy_BT.to(device), top, None if self.at is None else self.at.to(device))
+
 
 def shares_prompts(model: nn.Module) -> bool:
     """Whether the model takes a custom attention mask and exposes hidden states before its head, so that siblings can share a prompt."""
@@ -37,26 +43,41 @@ def score(
 ) -> Scores:
     """Score the trained tokens of `batch` under the distribution that `sampling` draws from.
 
+    Where the sampler recorded the candidates that its cut left, the distribution is renormalised over those: whatever model is asked, it
+    is asked about the same tokens.
+
     Args:
-        model: a causal language model.
+        model: a causal language model, on any device: what is said about a batch is where the batch is.
         batch: N trained tokens.
         sampling: the distribution; it must be the one the tokens were drawn from.
         entropy_gradient: whether entropy is a term of the loss, or only measured.
         top_k: how many of the most likely tokens to return for each trained token; 0 for none.
         at_NK: further ids to score at the place of each trained token, for a divergence from a reference whose top K are known.
     """
+    device = next(model.parameters()).device
+    if batch.ids_RW.device != device:
+        found = score(
+            model,
+            batch.to(device),
+            sampling,
+            entropy_gradient=entropy_gradient,
+            top_k=top_k,
+            at_NK=None if at_NK is None else at_NK.to(device),
+        )
+        return found.to(batch.ids_RW.device)
     if not len(batch.target_N):
         empty = torch.zeros(batch.slot_BT.shape)
         top = (torch.zeros(0, top_k, dtype=torch.long), torch.zeros(0, top_k)) if top_k else None
         return Scores(empty, empty, top, None if at_NK is None else torch.zeros(at_NK.shape))
+    how = Replay(sampling, batch.candidate_M2)
     head = model.get_output_embeddings() if shares_prompts(model) else None  # type: ignore[operator]
     if type(head) is nn.Linear:
         states_NH, weight_VH, bias_V = hidden_states(backbone(model), batch), head.weight, head.bias
         found = linear_scores(
-            states_NH, weight_VH, batch.target_N, sampling, bias_V=bias_V, entropy_gradient=entropy_gradient, top_k=top_k, at_NK=at_NK
+            states_NH, weight_VH, batch.target_N, how, bias_V=bias_V, entropy_gradient=entropy_gradient, top_k=top_k, at_NK=at_NK
         )
     else:
-        found = logit_scores(_logits(model, batch), batch.target_N, sampling, entropy_gradient=entropy_gradient, top_k=top_k, at_NK=at_NK)
+        found = logit_scores(_logits(model, batch), batch.target_N, how, entropy_gradient=entropy_gradient, top_k=top_k, at_NK=at_NK)
     return Scores(batch.unflatten(found.logp_N), batch.unflatten(found.entropy_N), found.top, found.at_NK)
 
 
@@ -65,6 +86,8 @@ def hidden_states(trunk: nn.Module, batch: Batch) -> Tensor:
 
     A trunk that cannot share prompts reads rows of one document each, padded at the end.
     """
+    if supports(trunk):
+        return states(trunk, batch)
     mask = batch.attention_R1WW() if shares_prompts(trunk) else (batch.document_RW >= 0).long()
     out = trunk(input_ids=batch.ids_RW, attention_mask=mask, position_ids=batch.position_RW, use_cache=False)
     return out.last_hidden_state.flatten(0, 1)[batch.source_N]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posttrain.core.sampling import Sampling
-from posttrain.objectives.logprobs import TokenScores, cuts, divisor, last_kept, outside
+from posttrain.objectives.logprobs import Cut, Replay, TokenScores, cut_of, divisor, parts
 
 SLICE = 2**25
 """Logits in a slice (one row or one column at least): 128 MiB in float32. At most two buffers of this size are alive."""
@@ -36,7 +36,7 @@ def linear_scores(
     hidden_NH: Float[Tensor, "N H"],
     weight_VH: Float[Tensor, "V H"],
     targets_N: Int[Tensor, " N"],
-    sampling: Sampling,
+    sampling: Sampling | Replay,
     *,
     bias_V: Float[Tensor, " V"] | None = None,
     entropy_gradient: bool = False,
@@ -55,16 +55,18 @@ def linear_scores(
         hidden_NH: states that predict the targets.
         weight_VH: weight of the output head; gets a gradient when it requires one, as do hidden_NH and bias_V.
         targets_N: ids to score; they stay in the support whatever the cut of `sampling` says.
-        sampling: the distribution to score under.
+        sampling: the distribution to score under, perhaps with what the sampler's cut left.
         bias_V: bias of the output head.
         entropy_gradient: whether entropy is a term of a loss, or only measured.
         top_k: how many of the most likely tokens to return, at most V; 0 for none.
         at_NK: further ids to score, with gradient.
     """
+    sampling, candidate_M2 = parts(sampling)
     head_frozen = not weight_VH.requires_grad and (bias_V is None or not bias_V.requires_grad)
     only_logp = torch.is_grad_enabled() and hidden_NH.requires_grad and not entropy_gradient and at_NK is None
     wanted = _Wanted(sampling, entropy_gradient, top_k, slope=head_frozen and only_logp)
-    logp_N, entropy_N, ids_NK, top_NK, found_NK = _LinearScores.apply(hidden_NH, weight_VH, bias_V, targets_N, at_NK, wanted)
+    found = _LinearScores.apply(hidden_NH, weight_VH, bias_V, targets_N, at_NK, candidate_M2, wanted)
+    logp_N, entropy_N, ids_NK, top_NK, found_NK = found
     return TokenScores(logp_N, entropy_N, (ids_NK, top_NK) if top_k else None, found_NK)
 
 
@@ -83,12 +85,20 @@ class _LinearScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, at_NK: Tensor | None, wanted: _Wanted
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        at_NK: Tensor | None,
+        candidate_M2: Tensor | None,
+        wanted: _Wanted,
     ) -> tuple[Tensor | None, ...]:
         """A slice of rows at a time. What the backward pass needs of a row to know its distribution is kept: five numbers."""
         n, vocab, sampling = len(hidden_NH), len(weight_VH), wanted.sampling
         dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
         logp_N, entropy_N, peak_N, log_sum_N, edge_N = (hidden_NH.new_empty(n, dtype=dtype) for _ in range(5))
+        restricted = candidate_M2 is not None or sampling.cuts
         last_N, ids_NK, top_NK = torch.empty_like(targets_N), targets_N.new_empty(n, wanted.top_k), logp_N.new_empty(n, wanted.top_k)
         found_NK = None if at_NK is None else logp_N.new_empty(at_NK.shape)
         slope_NH = torch.empty_like(hidden_NH) if wanted.slope else None
@@ -98,10 +108,10 @@ class _LinearScores(torch.autograd.Function):
             part = slice(start, min(start + rows, n))
             x_RV, logp_RV = (buffer[: part.stop - start] for buffer in buffers)
             _project(hidden_NH[part], weight_VH, bias_V, sampling, x_RV)
-            if cuts(sampling):
-                last_N[part] = last_kept(x_RV, sampling)
-                edge_N[part] = _pick(x_RV, last_N[part])
-                x_RV.masked_fill_(outside(x_RV, edge_N[part], last_N[part], targets_N[part]), -torch.inf)
+            if restricted:
+                cut = cut_of(x_RV, sampling, targets_N[part], _rows(candidate_M2, part))
+                edge_N[part], last_N[part] = cut.edge_N, cut.last_N
+                x_RV.masked_fill_(cut.excludes(x_RV), -torch.inf)
             torch.log_softmax(x_RV, -1, out=logp_RV)
             # log p = (x - peak) - log sum. The last two as one number would cost a confident token its last digits.
             peak_N[part], log_sum_N[part] = x_RV.amax(-1), -logp_RV.amax(-1)
@@ -116,8 +126,8 @@ class _LinearScores(torch.autograd.Function):
                 others_RV = p_RV.scatter_add_(-1, targets_N[part, None], torch.full_like(p_RV[:, :1], -1.0))
                 slope_NH[part] = (others_RV.to(weight_VH.dtype) @ weight_VH) / -divisor(sampling)
         facts = (entropy_N, peak_N, log_sum_N, edge_N, last_N)
-        ctx.save_for_backward(slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, *facts)
-        ctx.sampling = sampling
+        ctx.save_for_backward(slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, candidate_M2, found_NK, *facts)
+        ctx.sampling, ctx.restricted = sampling, restricted
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(ids_NK, top_NK, *(() if wanted.entropy_gradient else (entropy_N,)))
         return logp_N, entropy_N, ids_NK, top_NK, found_NK
@@ -126,11 +136,11 @@ class _LinearScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """A slice of the vocabulary at a time. Autograd rounds complete gradients to the precision of what they belong to."""
-        slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, found_NK, *facts = ctx.saved_tensors
+        slope_NH, hidden_NH, weight_VH, bias_V, targets_N, at_NK, candidate_M2, found_NK, *facts = ctx.saved_tensors
         entropy_N, peak_N, log_sum_N, edge_N, last_N = facts
         by_logp_N, by_entropy_N, _, _, by_at_NK = grads
         if slope_NH is not None and by_logp_N is not None:
-            return by_logp_N[:, None] * slope_NH, None, None, None, None, None
+            return by_logp_N[:, None] * slope_NH, None, None, None, None, None, None
         n, vocab = len(hidden_NH), len(weight_VH)
         by_NK, ids_NK = (torch.zeros_like(entropy_N) if by_logp_N is None else by_logp_N)[:, None], targets_N[:, None]
         if by_at_NK is not None:
@@ -138,6 +148,7 @@ class _LinearScores(torch.autograd.Function):
             ids_NK = torch.cat([ids_NK, at_NK], -1)
         by_NK = by_NK / divisor(ctx.sampling)
         entropy = None if by_entropy_N is None else (by_entropy_N[:, None] / divisor(ctx.sampling), entropy_N[:, None])
+        cut = Cut(edge_N, last_N, targets_N, candidate_M2)
         states_NH = hidden_NH.to(entropy_N.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         by_hidden_NH = torch.zeros_like(states_NH) if needs_hidden else None
@@ -150,8 +161,8 @@ class _LinearScores(torch.autograd.Function):
             width = part.stop - start
             x_NC, *spare = (buffer[: n * width].view(n, width) for buffer in buffers)
             _project(hidden_NH, weight_VH[part], None if bias_V is None else bias_V[part], ctx.sampling, x_NC)
-            if cuts(ctx.sampling):
-                x_NC.masked_fill_(outside(x_NC, edge_N, last_N, targets_N, start), -torch.inf)
+            if ctx.restricted:
+                x_NC.masked_fill_(cut.excludes(x_NC, start), -torch.inf)
             logp_NC = x_NC.sub_(peak_N[:, None]).sub_(log_sum_N[:, None])
             by_x_NC = _by_logits(logp_NC, by_NK, ids_NK - start, entropy, *spare)
             if by_hidden_NH is not None:
@@ -160,7 +171,16 @@ class _LinearScores(torch.autograd.Function):
                 torch.mm(by_x_NC.T, states_NH, out=by_weight_VH[part])
             if by_bias_V is not None:
                 by_bias_V[part] = by_x_NC.sum(0)
-        return by_hidden_NH, by_weight_VH, by_bias_V, None, None, None
+        return by_hidden_NH, by_weight_VH, by_bias_V, None, None, None, None
+
+
+def _rows(candidate_M2: Tensor | None, part: slice) -> Tensor | None:
+    """The candidates of a slice of rows, counted from its first."""
+    if candidate_M2 is None:
+        return None
+    bounds = torch.tensor([part.start, part.stop], device=candidate_M2.device)
+    begin, end = torch.searchsorted(candidate_M2[:, 0].contiguous(), bounds).tolist()
+    return candidate_M2[begin:end] - candidate_M2.new_tensor([part.start, 0])
 
 
 def _project(hidden_RH: Tensor, weight_CH: Tensor, bias_C: Tensor | None, sampling: Sampling, out_RC: Tensor) -> None:

@@ -1,11 +1,13 @@
 """From logits to log-probabilities of the sampling distribution. Sampler and trainer call the same function.
 
 A ratio between two policies is only meaningful when both sides describe the distribution that the token was drawn from: temperature,
-top-k and top-p belong to it (spec/faults.md 30, 31).
+top-k, top-p and min-p belong to it (spec/faults.md 30, 31). What a cut leaves hangs on the last bit of a logit, so a sampler records it,
+and the trainer renormalises over the same ids instead of cutting again.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,24 +17,39 @@ from torch import Tensor
 from posttrain.core.sampling import Sampling
 
 
-def warp(logits_NV: Float[Tensor, "N V"], sampling: Sampling, keep_N: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N V"]:
+class Replay(NamedTuple):
+    """A sampling distribution, and what the sampler recorded that its cut left.
+
+    Example: Replay(Sampling(top_k=2), tensor([[0, 4], [0, 7]])): row 0 was drawn from ids 4 and 7, any other row is cut anew.
+    """
+
+    sampling: Sampling
+    candidate_M2: Tensor | None
+    """Pairs (row, id) ordered by row; a row that has some keeps exactly those. None when nothing was recorded."""
+
+
+def parts(how: Sampling | Replay) -> tuple[Sampling, Tensor | None]:
+    """Sampling and recorded candidates."""
+    return (how.sampling, how.candidate_M2) if isinstance(how, Replay) else (how, None)
+
+
+def warp(logits_NV: Float[Tensor, "N V"], sampling: Sampling | Replay, keep_N: Int[Tensor, " N"] | None = None) -> Float[Tensor, "N V"]:
     """Logits of the distribution that `sampling` draws from; excluded tokens become -inf.
 
     Args:
         logits_NV: raw logits.
-        sampling: temperature, then top-k, then top-p, in that order. Greedy is not a distribution to score under: temperature 1 is used.
+        sampling: temperature, top-k, top-p, min-p, in that order. Greedy is not a distribution to score under: temperature 1 is used.
         keep_N: ids that stay in the support whatever the cut says. A trainer passes the token that was sampled: it was in the sampler's
             support, and a last-bit difference of two logits at the edge of the cut must not turn its log-probability into -inf.
     """
+    sampling, candidate_M2 = parts(sampling)
     if logits_NV.dtype != torch.float64:
         logits_NV = logits_NV.float()
     if divisor(sampling) != 1.0:
         logits_NV = logits_NV / divisor(sampling)
-    if not cuts(sampling):
+    if candidate_M2 is None and not sampling.cuts:
         return logits_NV
-    last_N = last_kept(logits_NV, sampling)
-    edge_N = logits_NV.gather(-1, last_N[:, None]).squeeze(-1)
-    return logits_NV.masked_fill(outside(logits_NV, edge_N, last_N, keep_N), -torch.inf)
+    return logits_NV.masked_fill(cut_of(logits_NV, sampling, keep_N, candidate_M2).excludes(logits_NV), -torch.inf)
 
 
 def divisor(sampling: Sampling) -> float:
@@ -40,13 +57,63 @@ def divisor(sampling: Sampling) -> float:
     return sampling.temperature or 1.0
 
 
-def cuts(sampling: Sampling) -> bool:
-    """Whether top-k or top-p excludes tokens."""
-    return bool(sampling.top_k) or sampling.top_p < 1.0
+class Cut(NamedTuple):
+    """Which tokens some rows leave out: those less likely than the last one that a cut keeps, or those that no sampler recorded.
+
+    Example: logits (2, 1, 0) under top_k=2 have edge 1 and last id 1. With the candidates (0, 2) recorded for the row, edge and last say
+    nothing and id 1 is left out.
+    """
+
+    edge_N: Tensor
+    """Logit of the last token kept; -inf in rows that are not cut anew."""
+    last_N: Tensor
+    """Its id; V in rows that are not cut anew."""
+    keep_N: Tensor | None
+    """Ids that are inside whatever the cut says."""
+    candidate_M2: Tensor | None
+    """Pairs (row, id) ordered by row."""
+
+    def excludes(self, logits_NC: Tensor, first: int = 0) -> Tensor:
+        """[N, C] for logits of the ids first, first + 1, ..."""
+        if self.candidate_M2 is None:
+            return outside(logits_NC, self.edge_N, self.last_N, self.keep_N, first)
+        replayed_N = _has_candidates(self.candidate_M2, len(logits_NC))
+        if replayed_N.all():
+            return _not_candidates(self.candidate_M2, replayed_N, logits_NC.shape[-1], first)
+        out_NC = outside(logits_NC, self.edge_N, self.last_N, self.keep_N, first)
+        return out_NC | _not_candidates(self.candidate_M2, replayed_N, logits_NC.shape[-1], first)
+
+
+def cut_of(logits_NV: Tensor, sampling: Sampling, keep_N: Tensor | None = None, candidate_M2: Tensor | None = None) -> Cut:
+    """The cut of `sampling` in rows without candidates, from logits that are divided by the temperature."""
+    n, vocab = logits_NV.shape
+    edge_N, last_N = torch.full_like(logits_NV[:, 0], -torch.inf), torch.full_like(logits_NV[:, 0], vocab, dtype=torch.long)
+    if sampling.cuts:
+        anew_N = torch.ones_like(last_N, dtype=torch.bool) if candidate_M2 is None else ~_has_candidates(candidate_M2, n)
+        if anew_N.any():
+            cut_NV = logits_NV.detach() if anew_N.all() else logits_NV.detach()[anew_N]
+            last_N[anew_N] = last_kept(cut_NV, sampling)
+            edge_N[anew_N] = cut_NV.gather(-1, last_N[anew_N][:, None]).squeeze(-1)
+    return Cut(edge_N, last_N, keep_N, candidate_M2)
+
+
+def _has_candidates(candidate_M2: Tensor, rows: int) -> Tensor:
+    found_N = torch.zeros(rows, dtype=torch.bool, device=candidate_M2.device)
+    found_N[candidate_M2[:, 0]] = True
+    return found_N
+
+
+def _not_candidates(candidate_M2: Tensor, replayed_N: Tensor, width: int, first: int) -> Tensor:
+    """Which of the ids first, ..., first + width - 1 are not among their row's candidates; none in a row that has no candidates."""
+    out_NC = replayed_N[:, None].repeat(1, width)
+    row_M, column_M = candidate_M2[:, 0], candidate_M2[:, 1] - first
+    here_M = (column_M >= 0) & (column_M < width)
+    out_NC[row_M[here_M], column_M[here_M]] = False
+    return out_NC
 
 
 def last_kept(logits_NV: Float[Tensor, "N V"], sampling: Sampling) -> Int[Tensor, " N"]:
-    """The least likely token of each row that top-k, then top-p, keep; of equal logits the lower id is the more likely one.
+    """The least likely token of each row that top-k, top-p and min-p keep; of equal logits the lower id is the more likely one.
 
     One id per row says what the cut excludes, so a backward pass does not have to sort again.
     """
@@ -57,6 +124,8 @@ def last_kept(logits_NV: Float[Tensor, "N V"], sampling: Sampling) -> Int[Tensor
     if sampling.top_p < 1.0:
         mass_NV = sorted_NV.masked_fill(drop_NV, -torch.inf).softmax(-1).double().cumsum(-1)
         drop_NV[:, 1:] |= mass_NV[:, :-1] >= sampling.top_p  # the token that crosses top_p stays
+    if sampling.min_p:
+        drop_NV |= sorted_NV < sorted_NV[:, :1] + math.log(sampling.min_p)
     kept_N = (~drop_NV).sum(-1)
     return order_NV.gather(-1, kept_N[:, None] - 1).squeeze(-1)
 
@@ -105,7 +174,7 @@ class TokenScores(NamedTuple):
 def logit_scores(
     logits_NV: Float[Tensor, "N V"],
     targets_N: Int[Tensor, " N"],
-    sampling: Sampling,
+    sampling: Sampling | Replay,
     *,
     entropy_gradient: bool = False,
     top_k: int = 0,
@@ -150,14 +219,46 @@ def draw(
 ) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"]]:
     """One token per row by inverse CDF, with its log-probability under the sampling distribution.
 
-    One uniform per row and token makes a request's result a function of its own stream, whoever shares the batch. The cumulative sum is
-    taken in float64: in float32 a 50k vocabulary loses the tail.
+    One uniform per row and token makes a request's result a function of its own stream, whoever shares the batch.
     """
+    ids_N, logp_N, _ = draw_kept(logits_NV, sampling, uniforms_N)
+    return ids_N, logp_N
+
+
+def draw_kept(
+    logits_NV: Float[Tensor, "N V"], sampling: Sampling, uniforms_N: Float[Tensor, " N"]
+) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"], Bool[Tensor, "N V"] | None]:
+    """As `draw`, and which tokens the cut left; None when nothing is cut. The sampled token is always among them."""
+    warped_NV = warp(logits_NV, sampling) if sampling.cuts or not sampling.greedy else logits_NV
+    kept_NV = ~warped_NV.isneginf() if sampling.cuts else None
     if sampling.greedy:
         ids_N = logits_NV.argmax(-1)
-        return ids_N, torch.zeros_like(logits_NV[:, 0], dtype=torch.float32)
-    logp_NV = warp(logits_NV, sampling).log_softmax(-1)
-    cdf_NV = logp_NV.double().exp().cumsum(-1)
-    wanted_N1 = (uniforms_N.double() * cdf_NV[:, -1])[:, None]
-    ids_N = torch.searchsorted(cdf_NV, wanted_N1, right=True).squeeze(-1).clamp(max=logits_NV.shape[-1] - 1)
-    return ids_N, logp_NV.gather(-1, ids_N[:, None]).squeeze(-1)
+        if kept_NV is not None:
+            kept_NV[torch.arange(len(ids_N), device=ids_N.device), ids_N] = True  # of equal logits argmax may take another
+        return ids_N, torch.zeros_like(logits_NV[:, 0], dtype=torch.float32), kept_NV
+    logp_NV = warped_NV.log_softmax(-1)
+    ids_N = invert(logp_NV.exp(), uniforms_N)
+    return ids_N, logp_NV.gather(-1, ids_N[:, None]).squeeze(-1), kept_NV
+
+
+def invert(prob_NV: Float[Tensor, "N V"], uniforms_N: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The token at which each row's cumulative probability passes its uniform; never one of probability 0.
+
+    Sums of blocks of about sqrt(V) tokens find the block, a cumulative sum within it the token: both in float64, since in float32 a 50k
+    vocabulary loses the tail, but without a float64 copy of the row.
+
+    Example: probabilities (0.5, 0.3, 0.2) give token 0 for uniforms below 0.5, token 1 below 0.8, else token 2.
+    """
+    rows, size = prob_NV.shape
+    block = 1 << ((size - 1).bit_length() // 2)
+    if size % block:
+        prob_NV = torch.nn.functional.pad(prob_NV, (0, -size % block))
+    prob_NKB = prob_NV.view(rows, -1, block)
+    cdf_NK = prob_NKB.sum(-1).double().cumsum(-1)
+    wanted_N1 = uniforms_N.double()[:, None] * cdf_NK[:, -1:]  # stays below the total: a uniform is at most 1 - 2^-53
+    block_N1 = torch.searchsorted(cdf_NK, wanted_N1, right=True).clamp_(max=cdf_NK.shape[1] - 1)
+    before_N1 = torch.nn.functional.pad(cdf_NK, (1, 0)).gather(1, block_N1)
+    inner_NB = prob_NKB[torch.arange(rows, device=prob_NV.device), block_N1[:, 0]].double().cumsum(-1)
+    # The block's float32 sum may exceed the float64 one by a rounding: what is left must stay below the last sum.
+    left_N1 = torch.minimum(wanted_N1 - before_N1, inner_NB[:, -1:] * (1 - 2.0**-53))
+    return (block_N1 * block + torch.searchsorted(inner_NB, left_N1, right=True)).squeeze(-1)

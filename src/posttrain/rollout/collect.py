@@ -1,4 +1,4 @@
-"""Tasks to groups: render the prompt, draw siblings, score each."""
+"""Tasks to groups: render the prompt, play each sibling's episode, score it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from posttrain.core.seeds import derive
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Group, Rollout, Tokens, Trajectory
 from posttrain.engine.processes import Ranks
-from posttrain.engine.types import Completion, Request, Sampler
+from posttrain.engine.types import Completion, Sampler
+from posttrain.envs.types import EnvOf
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.types import Grader, score
+from posttrain.rollout.episodes import Opening, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +28,31 @@ class Collector:
     siblings: int
     """Completions per task."""
     ranks: Ranks
+    env_of: EnvOf | None = None
+    """Opens the world of an episode; None when a task is answered in one turn."""
+    turns: int = 1
+    """Most assistant turns of an episode."""
 
 
 def collect(collector: Collector, tasks: Sequence[Task], seed: int, progress: Callable[[int], None] | None = None) -> list[Group]:
     """One group per task, in task order, on every rank; each rank draws and scores its share.
 
-    `seed` names the stream of this call; each completion draws from (seed, place of the task in the call, sibling).
+    `seed` names the stream of this call; each episode draws from (seed, place of the task in the call, sibling).
     """
-    mine = collector.ranks.share(list(enumerate(tasks)))
-    prompts = [collector.renderer.prompt(task.prompt) for _, task in mine]
-    requests = [
-        Request(prompt.ids, collector.sampling, derive(seed, place, index))
-        for (place, _), prompt in zip(mine, prompts, strict=True)
+    openings = [
+        Opening(task, index, prompt, collector.sampling, derive(seed, place, index), collector.env_of, collector.turns)
+        for place, task in collector.ranks.share(list(enumerate(tasks)))
+        for prompt in [collector.renderer.prompt(task.prompt)]
         for index in range(collector.siblings)
     ]
-    completions = iter(collector.sampler.generate(requests, progress))
-    groups = []
-    for (_, task), prompt in zip(mine, prompts, strict=True):
-        trajectories = [trajectory_of(collector, task, index, prompt, next(completions)) for index in range(collector.siblings)]
-        groups.append(Group(task, tuple(Rollout(t, score(collector.grader, task, t)) for t in trajectories)))
+    played = iter(play(collector.sampler, collector.renderer, openings, progress))
+    mine = [opening.task for opening in openings[:: collector.siblings]]
+    groups = [Group(task, tuple(_scored(collector, task, next(played)) for _ in range(collector.siblings))) for task in mine]
     return collector.ranks.interleave(groups)
+
+
+def _scored(collector: Collector, task: Task, trajectory: Trajectory) -> Rollout:
+    return Rollout(trajectory, score(collector.grader, task, trajectory))
 
 
 def trajectory_of(collector: Collector, task: Task, index: int, prompt: Tokens, completion: Completion) -> Trajectory:
@@ -59,6 +66,8 @@ def trajectory_of(collector: Collector, task: Task, index: int, prompt: Tokens, 
         stop=completion.stop,
         text=collector.renderer.decode(completion.ids),
         version=completion.version,
+        versions=completion.versions,
+        candidates=completion.candidates,
     )
 
 
@@ -69,7 +78,7 @@ def describe(group: Group, rollout: Rollout) -> dict[str, object]:
         "task": trajectory.task_id,
         "index": trajectory.index,
         "prompt": group.task.prompt[-1].content,
-        "completion": trajectory.text,
+        "completion": trajectory.transcript or trajectory.text,
         "gold": group.task.answer,
         "parsed": outcome.parsed,
         "value": outcome.value,
@@ -78,4 +87,5 @@ def describe(group: Group, rollout: Rollout) -> dict[str, object]:
         "grader": outcome.grader,
         "tokens": len(trajectory.ids),
         "version": trajectory.version,
+        "newest": max(trajectory.versions, default=trajectory.version),
     }

@@ -122,9 +122,15 @@ def _row(rollout: Rollout, key: str, objective: Objective, budget: int, sentence
     if isinstance(objective.overlong, Ramp):
         reward += soft_overlong(len(trajectory.ids), budget, max(1, round(objective.overlong.buffer * budget)), objective.overlong.scale)
     sentences = sentence_of(trajectory.ids) if sentence_of else ()
-    return PolicyRow(
-        Sample(trajectory.prompt, trajectory.completion, key, logps=trajectory.logps, sentences=sentences), reward, dict(score.parts)
+    sample = Sample(
+        trajectory.prompt,
+        trajectory.completion,
+        key,
+        logps=trajectory.logps,
+        sentences=sentences,
+        candidates=trajectory.candidates,
     )
+    return PolicyRow(sample, reward, dict(score.parts))
 
 
 def assign(

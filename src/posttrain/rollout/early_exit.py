@@ -94,5 +94,25 @@ def _exit(
 ) -> Trajectory:
     ids = chain.ids[:cut] + cue + answer.ids
     owners = (Owner.SAMPLED,) * cut + (Owner.FORCED,) * len(cue) + (Owner.SAMPLED,) * len(answer.ids)
-    whole = Completion(ids, chain.logps[:cut] + (0.0,) * len(cue) + answer.logps, answer.stop, answer.version)
+    logps = chain.logps[:cut] + (0.0,) * len(cue) + answer.logps
+    drawn_by = _versions(chain)[:cut] + (answer.version,) * len(cue) + _versions(answer)
+    mixed = min(drawn_by) != max(drawn_by)
+    whole = Completion(
+        ids,
+        logps,
+        answer.stop,
+        min(drawn_by),
+        versions=drawn_by if mixed else (),
+        candidates=_candidates(chain)[:cut] + ((),) * len(cue) + _candidates(answer) if chain.candidates or answer.candidates else (),
+    )
     return replace(trajectory_of(collector, task, index, prompt, whole), owners=owners)
+
+
+def _versions(completion: Completion) -> tuple[int, ...]:
+    """One per id."""
+    return completion.versions or (completion.version,) * len(completion.ids)
+
+
+def _candidates(completion: Completion) -> tuple[tuple[int, ...], ...]:
+    """One set per id, empty where nothing was cut."""
+    return completion.candidates or ((),) * len(completion.ids)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
+import numpy as np
 import torch
 
 from posttrain.core.config import Config
+from posttrain.core.errors import DataError
 from posttrain.core.trajectory import TRAINED_OWNERS, Sample
 from posttrain.engine.batch import Batch
 
@@ -18,7 +21,7 @@ from posttrain.engine.batch import Batch
 class Packing(Config):
     """How many tokens are computed together. Affects speed and memory, not the gradient."""
 
-    row_tokens: int = 256
+    row_tokens: int = 512
     """Width of a packed row; a longer document widens its row instead of being cut."""
     micro_tokens: int = 4096
     """Tokens of one forward and backward pass."""
@@ -105,11 +108,11 @@ def _fill(documents: Sequence[_Document], width: int) -> list[_Row]:
 
 def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int, totals: Mapping[str, int]) -> Batch:
     shape = (len(rows), width)
-    ids, position, document, branch = (torch.zeros(shape, dtype=torch.long) for _ in range(4))
-    document.fill_(-1)
+    ids, position, document, branch = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+    document.fill(-1)
     sources: list[int] = []
     targets: list[int] = []
-    slots: list[list[int]] = []
+    slots: list[Sequence[int]] = []
     order: list[int] = []
     for r, row in enumerate(rows):
         at = 0
@@ -117,28 +120,25 @@ def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int, totals: 
             prompt = samples[doc.members[0]].prompt.ids
             end = at + doc.size
             document[r, at:end] = d
-            ids[r, at : at + len(prompt)] = torch.tensor(prompt)
-            position[r, at : at + len(prompt)] = torch.arange(len(prompt))
+            ids[r, at : at + len(prompt)] = prompt
+            position[r, at : at + len(prompt)] = np.arange(len(prompt))
             cue = r * width + at + len(prompt) - 1
             at += len(prompt)
             for b, index in enumerate(doc.members, start=1):
                 read = samples[index].tokens.ids[:-1]
-                ids[r, at : at + len(read)] = torch.tensor(read, dtype=torch.long)
-                position[r, at : at + len(read)] = torch.arange(len(prompt), len(prompt) + len(read))
+                ids[r, at : at + len(read)] = read
+                position[r, at : at + len(read)] = np.arange(len(prompt), len(prompt) + len(read))
                 branch[r, at : at + len(read)] = b
                 slots.append(_targets(samples[index], cue, r * width + at, sources, targets))
                 order.append(index)
                 at += len(read)
     longest = max(len(slot) for slot in slots)
-    slot_BT = torch.tensor([slot + [-1] * (longest - len(slot)) for slot in slots])
+    slot_BT = torch.tensor([[*slot, *[-1] * (longest - len(slot))] for slot in slots])
     advantages = _stream([samples[i].advantages for i in order], longest)
     behaviour = _stream([samples[i].logps for i in order], longest)
     source, target = torch.tensor(sources, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
     return Batch(
-        ids,
-        position,
-        document,
-        branch,
+        *(torch.from_numpy(stream) for stream in (ids, position, document, branch)),
         source,
         target,
         slot_BT,
@@ -146,6 +146,7 @@ def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int, totals: 
         behaviour,
         tuple(order),
         prompt_tokens_B=torch.tensor([totals[samples[i].group] for i in order], dtype=torch.float32),
+        candidate_M2=_candidates([samples[i] for i in order], target),
         sentence_BT=_stream([samples[i].sentences for i in order], longest).long() if samples[order[0]].sentences else None,
     )
 
@@ -158,8 +159,13 @@ def _prompt_tokens(samples: Sequence[Sample]) -> dict[str, int]:
     return totals
 
 
-def _targets(sample: Sample, cue: int, start: int, sources: list[int], targets: list[int]) -> list[int]:
+def _targets(sample: Sample, cue: int, start: int, sources: list[int], targets: list[int]) -> Sequence[int]:
     """Record where each trained token of a sample is predicted from; returns its slots."""
+    if sum(sample.tokens.owners.count(owner) for owner in TRAINED_OWNERS) == len(sample.tokens):
+        first = len(targets)
+        sources += [cue, *range(start, start + len(sample.tokens) - 1)]
+        targets += sample.tokens.ids
+        return range(first, len(targets))
     slots = []
     for k, (token, owner) in enumerate(zip(sample.tokens.ids, sample.tokens.owners, strict=True)):
         if owner not in TRAINED_OWNERS:
@@ -169,6 +175,30 @@ def _targets(sample: Sample, cue: int, start: int, sources: list[int], targets: 
         sources.append(cue if k == 0 else start + k - 1)
         targets.append(token)
     return slots
+
+
+def _candidates(samples: Sequence[Sample], target_N: torch.Tensor) -> torch.Tensor | None:
+    """What the sampler's cut left at each trained token, in the order of `target_N`: pairs (place, id). None when nothing was recorded."""
+    if not any(sample.candidates for sample in samples):
+        return None
+    kept: list[Sequence[int]] = []
+    for sample in samples:
+        if sample.candidates and len(sample.candidates) != len(sample.tokens):
+            raise DataError(
+                f"group '{sample.group}': {len(sample.candidates)} candidate sets for {len(sample.tokens)} tokens; record one each"
+            )
+        sets = sample.candidates or ((),) * len(sample.tokens)
+        kept += [ids for ids, owner in zip(sets, sample.tokens.owners, strict=True) if owner in TRAINED_OWNERS]
+    sizes = np.array([len(ids) for ids in kept], dtype=np.int64)
+    place_M = np.repeat(np.arange(len(kept)), sizes)
+    id_M = np.fromiter(chain.from_iterable(kept), np.int64, count=int(sizes.sum()))
+    own_N = np.bincount(place_M, id_M == target_N.numpy()[place_M], minlength=len(kept)) > 0
+    if not own_N[sizes > 0].all():
+        wrong = int(np.flatnonzero((sizes > 0) & ~own_N)[0])
+        raise DataError(
+            f"the sampler drew token {int(target_N[wrong])} from candidates that lack it, {list(kept[wrong])[:8]}; its record is wrong"
+        )
+    return torch.from_numpy(np.stack([place_M, id_M], axis=1))
 
 
 def _stream(values: Sequence[Sequence[float]], width: int) -> torch.Tensor:

@@ -24,7 +24,9 @@ SAMPLINGS = [
     Sampling(temperature=1.7),
     Sampling(top_k=6),
     Sampling(top_p=0.7),
+    Sampling(min_p=0.2),
     Sampling(temperature=0.6, top_k=12, top_p=0.9),
+    Sampling(temperature=1.3, top_k=20, top_p=0.95, min_p=0.05),
 ]
 every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 

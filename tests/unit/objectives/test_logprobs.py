@@ -50,6 +50,26 @@ def test_top_p_is_taken_after_temperature_and_top_k():
     assert support(Sampling(temperature=0.5, top_p=0.55)) == [1]
 
 
+@pytest.mark.parametrize(
+    ("min_p", "kept"),
+    # the bound is a share of the most likely token's 0.4
+    [(0.99, [1]), (0.74, [1, 3]), (0.76, [1]), (0.37, [0, 1, 3]), (0.24, [0, 1, 3, 4]), (0.12, [0, 1, 2, 3, 4])],
+)
+def test_min_p_drops_what_is_much_less_likely_than_the_best(min_p, kept):
+    assert support(Sampling(min_p=min_p)) == kept
+
+
+def test_min_p_comes_last_and_is_measured_by_the_best_token_alone():
+    # at T = 2 probabilities go as square roots: 0.632, 0.548, 0.387, ...; token 0 has 0.612 of the best instead of 0.375
+    assert support(Sampling(min_p=0.6)) == [1, 3]
+    assert support(Sampling(min_p=0.6, temperature=2.0)) == [0, 1, 3]
+    # whatever the other cuts left, token 3 has 0.75 of the best; and they still cut
+    assert support(Sampling(top_k=2, min_p=0.74)) == support(Sampling(top_p=0.5, min_p=0.74)) == [1, 3]
+    assert support(Sampling(top_k=2, min_p=0.76)) == [1]
+    assert support(Sampling(top_k=2, min_p=0.1)) == [1, 3]
+    assert support(Sampling(top_p=0.75, min_p=0.1)) == [0, 1, 3]
+
+
 def test_a_scored_token_stays_in_the_support():
     logp, _ = logps_and_entropy(LOGITS, torch.tensor([2]), Sampling(top_k=2))
     # 0.05 beside 0.4 and 0.3: 0.05 / 0.75
@@ -154,7 +174,8 @@ def test_greedy_takes_the_most_likely_with_logprob_zero():
         Sampling(temperature=2.0),
         Sampling(top_k=3),
         Sampling(top_p=0.8),
-        Sampling(temperature=1.5, top_k=4, top_p=0.9),
+        Sampling(min_p=0.2),
+        Sampling(temperature=1.5, top_k=4, top_p=0.9, min_p=0.1),
     ],
     ids=str,
 )

@@ -10,12 +10,12 @@ import pytest
 
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Message, Task
-from posttrain.core.trajectory import RewardStatus, StopReason
+from posttrain.core.trajectory import Group, RewardStatus, Rollout, Score, StopReason
 from posttrain.engine.processes import Ranks
 from posttrain.engine.types import Completion, Request
 from posttrain.objectives.objective import Objective
 from posttrain.rewards.graders import ExactTextGrader, FunctionGrader
-from posttrain.rollout.collect import Collector, collect, describe
+from posttrain.rollout.collect import Collector, collect, describe, trajectory_of
 from posttrain.rollout.credit import carries_signal
 from posttrain.rollout.dynamic import fill
 from posttrain.rollout.health import health
@@ -119,7 +119,7 @@ def test_record_of_a_rollout(toy):
     (group,) = collect(collector_of(toy), [task("x")], seed=0)
     assert describe(group, group.rollouts[1]) == {
         "task": "x", "index": 1, "prompt": "x", "completion": "b", "gold": "a", "parsed": "b", "value": 0.0, "status": "scored",
-        "stop": "end", "grader": "exact-text/1", "tokens": 2, "version": 3,
+        "stop": "end", "grader": "exact-text/1", "tokens": 2, "version": 3, "newest": 3,
     }  # fmt: skip
 
 
@@ -199,3 +199,14 @@ def test_health_when_nothing_was_scored(toy):
     found = health([toy.group([None, None])])
     assert (found["reward_mean"], found["errors"], found["zero_variance"]) == (0.0, 1.0, 1.0)
     assert (found["all_right"], found["all_wrong"]) == (0.0, 0.0)
+
+
+def test_versions_and_candidates_of_a_completion_reach_the_record(toy):
+    collector = collector_of(toy)
+    (prompt,) = [collector.renderer.prompt(task("x").prompt)]
+    completion = Completion((A, END), (-0.5, -0.5), StopReason.END, 3, versions=(3, 5), candidates=((A, B), (END,)))
+    trajectory = trajectory_of(collector, task("x"), 0, prompt, completion)
+    assert (trajectory.version, trajectory.versions, trajectory.candidates) == (3, (3, 5), ((A, B), (END,)))
+    rollout = Rollout(trajectory, Score(1.0, RewardStatus.SCORED))
+    record = describe(Group(task("x"), (rollout,)), rollout)
+    assert (record["version"], record["newest"]) == (3, 5)

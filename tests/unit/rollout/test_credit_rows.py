@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_rows_carry_the_sampled_ids_and_logps(toy):
     assert right.sample.prompt.ids == (1, 5, 9)
     assert (right.reward, wrong.reward) == (1.0, 0.0)
     assert {right.sample.group, wrong.sample.group} == {"0"}
+
+
+def test_rows_carry_what_the_cut_left(toy):
+    group = toy.group([1.0, 0.0], ids=[(20, 2), (22, 2)])
+    first, second = group.rollouts
+    recorded = replace(first, trajectory=replace(first.trajectory, candidates=((20, 21), (2,))))
+    right, wrong = chosen([replace(group, rollouts=(recorded, second))], objective()).rows
+    assert (right.sample.candidates, wrong.sample.candidates) == (((20, 21), (2,)), ())
 
 
 def test_a_task_drawn_twice_is_two_groups(toy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -138,3 +138,36 @@ def test_ranks_share_the_tasks_and_see_all_groups(toy):
 def test_a_cue_that_fills_the_budget_is_refused(toy):
     with pytest.raises(ConfigError, match=r"cue '####' takes 4 of 5 tokens; raise sampling.max_tokens"):
         collect_early_exits(collector_of(toy, budget=5), tasks(1), 5, how=EarlyExit(cue="####"))
+
+
+class Recording(Thinker):
+    """Also says which ids a cut left, and that the weights changed before the last token of a chain."""
+
+    def generate(self, requests: Sequence[Request], progress=None) -> list[Completion]:
+        found = super().generate(requests, progress)
+        return [replace(c, candidates=tuple((i, 99) for i in c.ids), versions=(3,) * (len(c.ids) - 1) + (4,), version=3) for c in found]
+
+
+def test_what_a_cut_left_and_who_drew_it_follow_the_tokens(toy):
+    collector = replace(collector_of(toy), sampler=Recording(8))
+    (group,) = collect_early_exits(collector, tasks(1), 5, how=EarlyExit(cuts=2, cue="#"))
+    first, _, whole = [rollout.trajectory for rollout in group.rollouts]
+    cut = first.owners.index(F)
+    assert first.ids == (B,) * cut + (first.ids[cut],) + (A, END)
+    assert first.candidates == ((B, 99),) * cut + ((),) + ((A, 99), (END, 99))
+    assert first.versions == (3,) * cut + (3, 3, 4)
+    assert (first.version, whole.versions) == (3, (3,) * 7 + (4,))
+    assert whole.candidates == ((B, 99),) * 7 + ((END, 99),)
+
+
+def test_an_answer_of_newer_weights_leaves_the_exit_as_old_as_its_chain(toy):
+    class Ageing(Thinker):
+        def generate(self, requests: Sequence[Request], progress=None) -> list[Completion]:
+            found = super().generate(requests, progress)
+            return [replace(c, version=2 + self.rounds) for c in found]
+
+    (group,) = collect_early_exits(replace(collector_of(toy), sampler=Ageing(8)), tasks(1), 5, how=EarlyExit(cuts=1, cue="#"))
+    exit_, whole = [rollout.trajectory for rollout in group.rollouts]
+    cut = exit_.owners.index(F)
+    assert (exit_.version, exit_.versions) == (3, (3,) * cut + (4, 4, 4))
+    assert (whole.version, whole.versions, whole.candidates) == (3, (), ())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.core.errors import DataError
 from posttrain.core.trajectory import Owner, Sample, Tokens
 from posttrain.rollout.pack import Packing, pack, shard
+
+S = Owner.SAMPLED
 
 
 def test_the_documented_example(toy):
@@ -152,3 +157,29 @@ def test_shards_partition_whole_groups_and_balance_tokens(toy):
 
 def test_a_rank_may_get_nothing(toy):
     assert shard([toy.row((1,), (2,))], 1, 3) == []
+
+
+def test_candidates_stand_by_the_place_of_their_token(toy):
+    # the longer second row is packed first: targets 9, 9, 2, then 7 (the forced 8 is untrained), 2
+    rows = [
+        replace(toy.row((4, 5), (7, 8, 2), "a", owners=[S, Owner.FORCED, S]), candidates=((7, 11), (), (2,))),
+        replace(toy.row((6, 6, 6), (9, 9, 2), "b"), candidates=((9,), (3, 9, 10), ())),
+    ]
+    (batch,) = pack(rows, Packing(row_tokens=5))
+    assert batch.target_N.tolist() == [9, 9, 2, 7, 2]
+    assert batch.candidate_M2 is not None
+    assert batch.candidate_M2.tolist() == [[0, 9], [1, 3], [1, 9], [1, 10], [3, 7], [3, 11], [4, 2]]
+    mixed = [rows[0], toy.row((6, 6, 6), (9, 9, 2), "b")]
+    (batch,) = pack(mixed, Packing(row_tokens=5))
+    assert batch.candidate_M2 is not None
+    assert batch.candidate_M2.tolist() == [[3, 7], [3, 11], [4, 2]]
+    (batch,) = pack(mixed[1:], Packing())
+    assert batch.candidate_M2 is None
+
+
+def test_candidates_that_lack_the_drawn_token_are_a_wrong_record(toy):
+    row = toy.row((4, 5), (7, 2))
+    with pytest.raises(DataError, match=r"drew token 2 from candidates that lack it, \[3, 4\]"):
+        pack([replace(row, candidates=((7,), (3, 4)))], Packing())
+    with pytest.raises(DataError, match="group 'g': 1 candidate sets for 2 tokens"):
+        pack([replace(row, candidates=((7,),))], Packing())
