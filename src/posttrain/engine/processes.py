@@ -81,7 +81,7 @@ def launch(body: Callable[..., T], size: int, *args: Any) -> T:
     Under torchrun the processes exist already and `size` is ignored.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        dist.init_process_group("gloo")
+        _join_torchrun()
         try:
             return body(Ranks(dist.get_rank(), dist.get_world_size()), *args)
         finally:
@@ -116,6 +116,13 @@ def launch(body: Callable[..., T], size: int, *args: Any) -> T:
                 worker.join(timeout=5)
                 if worker.is_alive():
                     worker.terminate()
+
+
+def _join_torchrun() -> None:
+    """One GPU per process where there are any; what lies in main memory still travels over gloo."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
 def _join(meeting: str, rank: int, size: int) -> None:

@@ -16,4 +16,5 @@ def values(critic: Critic, batch: Batch) -> Tensor:
     of a completion comes from the last token of the prompt. The sampling temperature has no part in it: a value is an expected return, not
     a logit (spec/faults.md 30). Hand it to a `LocalTrainer` as its scorer to train a critic.
     """
-    return batch.unflatten(critic.value(hidden_states(critic.trunk, batch)))
+    there = batch.to(critic.head.device)
+    return there.unflatten(critic.value(hidden_states(critic.trunk, there))).to(batch.ids_RW.device)

@@ -9,7 +9,8 @@ that the update uses; a single update needs no such pass, its old policy is its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from posttrain.core.metrics import Mean, Metric, merge
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import derive
 from posttrain.core.trajectory import Group
+from posttrain.engine.activation import computing
 from posttrain.engine.batch import Batch
 from posttrain.engine.scoring import Scores, score, shares_prompts
 from posttrain.engine.trainer import LocalTrainer, LossFunction
@@ -47,6 +49,18 @@ class Actors:
     critic: LocalTrainer | None = None
     reference: nn.Module | None = None
     teacher: nn.Module | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Everyone computes as the policy's step does, without gradient."""
+        with ExitStack() as stack:
+            for trainer in (self.policy, self.critic):
+                if trainer is not None:
+                    stack.enter_context(trainer.reading())
+            for frozen in (self.reference, self.teacher):
+                if frozen is not None:
+                    stack.enter_context(computing(frozen, self.policy.machine))
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ def prepare(actors: Actors, keyed: Sequence[tuple[int, Group]], plan: Plan) -> P
     mine = [chosen.rows[number] for number in numbers]
     batches = pack([row.sample for row in mine], plan.packing, share_prompts=shares_prompts(trainer.model))
     batches = [replace(batch, row_B=tuple(numbers[i] for i in batch.sample_B)) for batch in batches]
-    with torch.no_grad():
+    with actors.reading():
         batches = [_scored(actors, batch, plan) for batch in batches]
     advantages, returns = assign(mine, _streams_of(mine, batches), objective, trainer.ranks.gather)
     batches = [_credited(batch, advantages, returns) for batch in batches]
@@ -223,7 +237,7 @@ def gate(trainer: LocalTrainer, batches: Sequence[Batch], objective: Objective, 
     limit = objective.limit
     assert isinstance(limit, ClipCov | KLCov)
     mine: list[tuple[int, int, float, float, bool]] = []  # row, position, log-probability, advantage, already left out
-    with torch.no_grad():
+    with trainer.reading():
         for batch in batches:
             scores = score(trainer.model, batch, trainer.sampling)
             fate_BT = policy_terms(streams_of(batch, scores), objective).fate_BT

@@ -22,6 +22,7 @@ from posttrain.core.metrics import Mean, Metric
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import permutation
 from posttrain.core.trajectory import Sample
+from posttrain.engine.activation import computing
 from posttrain.engine.batch import Batch
 from posttrain.engine.processes import Ranks
 from posttrain.engine.scoring import Scores, score, shares_prompts
@@ -62,10 +63,11 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
         raise ConfigError(
             f"{name}: no pairs to train on; mine from more prompts, or from a policy that is sometimes right and sometimes wrong"
         )
-    reference = reference_logps(model, pairs, settings.packing, session.ranks)
+    with computing(model, session.machine):
+        reference = reference_logps(model, pairs, settings.packing, session.ranks)
     trained = copy.deepcopy(model)
     per_epoch = -(-len(pairs) // settings.batch_size)
-    trainer = LocalTrainer(trained, settings.optim, per_epoch * settings.epochs, session.ranks)
+    trainer = LocalTrainer(trained, settings.optim, per_epoch * settings.epochs, session.ranks, machine=session.machine)
     stage = Stage(session, name, trainer, trainer.total)
     for step in stage.steps():
         watch = Stopwatch()
@@ -80,7 +82,7 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
             step, metrics, {"pairs": len(chosen), "epoch": epoch + 1}, watch.seconds, show=("loss", "chosen_reward", "rejected_reward")
         )
         watch_falling(stage, step, metrics)
-    return trained
+    return trainer.plain()
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[Sample]:

@@ -11,7 +11,7 @@ Sources: spec/ladder-at-100m.md 1.4, B1-B15; spec/faults.md 11-16, 30-38; spec/r
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -20,29 +20,27 @@ from torch import nn
 from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Metric
 from posttrain.core.seeds import derive
-from posttrain.core.tasks import Task
-from posttrain.engine.local import LocalSampler
 from posttrain.engine.trainer import LocalTrainer
 from posttrain.engine.values import values
 from posttrain.loops.alarms import watch_step
 from posttrain.loops.policy_step import Actors, Plan, learn, policy_scorer
-from posttrain.loops.rl_settings import DEFAULT_CRITIC, RL, CriticSettings, World, check, surrogate_of
+from posttrain.loops.rl_settings import DEFAULT_CRITIC, RL, CriticSettings, World, check, check_asynchronous, check_episodes, surrogate_of
+from posttrain.loops.rollout_source import rollout_source
 from posttrain.loops.session import Session, Stage, Stopwatch
 from posttrain.models.critic import Critic
-from posttrain.objectives.axes import EarlyExit
 from posttrain.objectives.objective import Objective, warnings
 from posttrain.objectives.placements import DESCENDS
 from posttrain.objectives.steering import advance, current
-from posttrain.rollout.collect import Collector, collect, describe
-from posttrain.rollout.credit import carries_signal
-from posttrain.rollout.dynamic import Filled, fill
-from posttrain.rollout.early_exit import collect_early_exits
+from posttrain.rollout.asynchronous.settings import Async
+from posttrain.rollout.collect import describe
+from posttrain.rollout.dynamic import Filled
 from posttrain.rollout.health import health
 from posttrain.rollout.sentences import sentence_ends, sentence_index
 
 
-def equation(settings: RL, objective: Objective, ranks: int) -> str:
+def equation(settings: RL, objective: Objective, ranks: int, asynchronous: Async | None = None) -> str:
     """The batch arithmetic in words, with the objective's axes and the divergence that its KL term really descends."""
+    drawn = "" if asynchronous is None else "; " + asynchronous.describe(settings.updates, settings.prompts)
     kl = objective.kl
     held = "no KL term"
     if kl.used:
@@ -53,7 +51,7 @@ def equation(settings: RL, objective: Objective, ranks: int) -> str:
         f"(up to {settings.tries:g}x with dynamic sampling), {settings.minibatches} minibatch(es) x {settings.epochs} epoch(s) = "
         f"{settings.updates} optimizer step(s) each, {settings.steps} steps, {ranks} process(es); "
         f"{objective.kind}: advantage {objective.advantage.kind}, ratio {ratio}, limit {objective.limit.kind}, "
-        f"correction {objective.correction.kind}, {objective.aggregation}; {held}"
+        f"correction {objective.correction.kind}, {objective.aggregation}; {held}{drawn}"
     )
 
 
@@ -65,37 +63,35 @@ def rl(
     objective: Objective,
     critic: CriticSettings = DEFAULT_CRITIC,
     name: str = "rl",
+    asynchronous: Async | None = None,
 ) -> nn.Module:
     """Train a copy of `model` and return it; `model` stays as it was and is the KL reference."""
     check(settings, objective, world.sampling, teacher=world.teacher is not None)
-    for warning in warnings(objective):
+    check_episodes(world.env_of, objective)
+    for warning in warnings(objective) + check_asynchronous(asynchronous, settings, objective):
         session.console.warn(f"{name}: {warning}")
     actors = cast_of(session, model, world, settings, objective, critic)
     trainer = actors.policy
-    sampler = LocalSampler(trainer.model, world.renderer.stop_ids, world.renderer.special_ids)
-    collector = Collector(sampler, world.renderer, world.grader, world.sampling, settings.siblings, session.ranks)
     stage = Stage(session, name, trainer, settings.steps, {"critic": actors.critic} if actors.critic else {})
     plan = plan_of(settings, objective, critic, world)
-    how = partial(collect_early_exits, how=objective.drawing) if isinstance(objective.drawing, EarlyExit) else collect
     waits = critic.warmup if objective.needs_critic else 0
-    for step in stage.steps():
-        watch = Stopwatch()
-        now = current(objective, stage.state.get("steered", {}))
-        sampler.version = trainer.version  # the sampler reads the trainer's own weights: delivery is the new version number
-        with watch("sample"):
-            seed = derive(session.seed, name, step)
-            tasks = task_stream(session.seed, name, step, world)
-            filled = fill(collector, tasks, settings.prompts, settings.tries, seed, partial(carries_signal, objective=now), how)
-        with watch("train"):
-            metrics, left = learn(actors, filled.kept, replace(plan, objective=now, train_policy=step >= waits, seed=seed))
-        report(stage, step, filled, metrics, left, watch, settings)
-        watch_step(stage, step, filled, metrics, now)
-        measured = {key: metrics[key].read() for key in ("entropy", "kl") if key in metrics}
-        stage.state["steered"] = advance(objective, stage.state.get("steered", {}), measured.get("entropy"), measured.get("kl"))
-        if stage.state["silent"] >= settings.patience:
-            give_up(stage, step, filled, settings)
-            break
-    return trainer.model
+    with rollout_source(stage, world, settings, objective, asynchronous) as source:
+        for step in stage.steps():
+            watch = Stopwatch()
+            now = current(objective, stage.state.get("steered", {}))
+            with watch("sample"):
+                filled = source.fill(step, now)
+            with watch("train"):
+                seed = derive(session.seed, name, step)
+                metrics, left = learn(actors, filled.kept, replace(plan, objective=now, train_policy=step >= waits, seed=seed))
+            report(stage, step, filled, metrics, left, watch, settings, source.settle(filled, left, now))
+            watch_step(stage, step, filled, source.comparable(metrics), now)
+            measured = {key: metrics[key].read() for key in ("entropy", "kl") if key in metrics}
+            stage.state["steered"] = advance(objective, stage.state.get("steered", {}), measured.get("entropy"), measured.get("kl"))
+            if stage.state["silent"] >= settings.patience:
+                give_up(stage, step, filled, settings)
+                break
+    return trainer.plain()
 
 
 def cast_of(
@@ -109,11 +105,19 @@ def cast_of(
         raise ConfigError(
             f"the critic warms up for {waits} of {settings.steps} steps, and the policy would never train; lower critic.warmup"
         )
-    trainer = LocalTrainer(policy, settings.optim, (settings.steps - waits) * settings.updates, session.ranks, world.sampling, scorer)
+    trainer = LocalTrainer(
+        policy, settings.optim, (settings.steps - waits) * settings.updates, session.ranks, world.sampling, scorer, session.machine
+    )
     critic = None
     if objective.needs_critic:
         critic = LocalTrainer(
-            Critic.of(model), critic_settings.optim, settings.steps * settings.updates, session.ranks, world.sampling, values
+            Critic.of(model),
+            critic_settings.optim,
+            settings.steps * settings.updates,
+            session.ranks,
+            world.sampling,
+            values,
+            session.machine,
         )
     return Actors(trainer, critic, model if objective.kl.used else None, world.teacher if objective.needs_teacher else None)
 
@@ -128,14 +132,15 @@ def plan_of(settings: RL, objective: Objective, critic: CriticSettings, world: W
     )
 
 
-def task_stream(seed: int, name: str, step: int, world: World) -> Callable[[int], Sequence[Task]]:
-    """Tasks for one step: each call within the step continues its own stream."""
-    calls = iter(range(1 << 30))
-    return lambda n: world.draw(n, derive(seed, name, "tasks", step, next(calls)))
-
-
 def report(
-    stage: Stage, step: int, filled: Filled, metrics: dict[str, Metric], left: Mapping[str, int], watch: Stopwatch, settings: RL
+    stage: Stage,
+    step: int,
+    filled: Filled,
+    metrics: dict[str, Metric],
+    left: Mapping[str, int],
+    watch: Stopwatch,
+    settings: RL,
+    figures: Mapping[str, float | int],
 ) -> None:
     """Record the step, keep some rollouts in full, raise what a person should see."""
     kept = sum(len(group.rollouts) for group in filled.kept)
@@ -147,6 +152,7 @@ def report(
         "rollouts_trained": kept - sum(left.values()),
         "tries_per_kept": filled.tries_per_kept,
         **{f"left_{reason}": count for reason, count in left.items()},
+        **figures,
         **{f"steered_{key}": value for key, value in stage.state.get("steered", {}).items()},
     }
     stage.record(

@@ -14,10 +14,14 @@ from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Task
 from posttrain.engine.trainer import Optim
+from posttrain.engine.types import Sampler
+from posttrain.envs.types import EnvOf
+from posttrain.objectives.axes import EarlyExit, NoCorrection
 from posttrain.objectives.objective import Objective, check_siblings
 from posttrain.objectives.surrogates import SURROGATES, Surrogate
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.types import Grader
+from posttrain.rollout.asynchronous.settings import Async
 from posttrain.rollout.pack import Packing
 
 
@@ -72,13 +76,18 @@ class RL(Config):
 @dataclass(frozen=True, slots=True)
 class World:
     """What the policy practises on: `draw(n, seed)` gives n training tasks, `grader` judges, `renderer` speaks the model's language,
-    `sampling` says how completions are drawn, `teacher` is asked by objectives with advantage=teacher."""
+    `sampling` says how completions are drawn, `teacher` is asked by objectives with advantage=teacher, `env_of` opens the world of an
+    episode of at most `turns` assistant turns, `sampler_of` makes a faster sampler, proven by checks/acceleration.py, over the model in
+    training."""
 
     draw: Callable[[int, int], Sequence[Task]]
     grader: Grader
     renderer: ChatRenderer
     sampling: Sampling
     teacher: nn.Module | None = None
+    env_of: EnvOf | None = None
+    turns: int = 1
+    sampler_of: Callable[[nn.Module], Sampler] | None = None
 
 
 def check(settings: RL, objective: Objective, sampling: Sampling, *, teacher: bool) -> None:
@@ -92,16 +101,48 @@ def check(settings: RL, objective: Objective, sampling: Sampling, *, teacher: bo
         raise ConfigError(str(error)) from None
     if objective.needs_teacher and not teacher:
         raise ConfigError("advantage=teacher needs a teacher; give one (teacher=MODEL), or choose another advantage")
-    if objective.kl.used and objective.kl.estimator in ("full", "top_k") and (sampling.top_k or sampling.top_p < 1):
+    if objective.kl.used and objective.kl.estimator in ("full", "top_k") and sampling.cuts:
         raise ConfigError(
-            f"kl.estimator={objective.kl.estimator} sums over the vocabulary, and top-k or top-p sampling cuts policy and reference "
-            "differently; use kl.estimator=k2, or sampling.top_p=1 and top_k=0"
+            f"kl.estimator={objective.kl.estimator} sums over the vocabulary, and a top-k, top-p or min-p cut leaves policy and "
+            "reference different parts of it; use kl.estimator=k2, or sampling.top_k=0, top_p=1 and min_p=0"
         )
     if objective.ratio == "none" and settings.updates > 1:
         raise ConfigError(
             f"ratio=none is on-policy, and {settings.updates} updates per sampling phase are not; use minibatches=1 and epochs=1, "
             "or ratio=token"
         )
+
+
+def check_asynchronous(asynchronous: Async | None, settings: RL, objective: Objective) -> list[str]:
+    """Refuse what cannot be drawn ahead of training; returns warnings about what can and is biased."""
+    if asynchronous is None:
+        return []
+    asynchronous.ahead(settings.updates)
+    if isinstance(objective.drawing, EarlyExit):
+        raise ConfigError(
+            "drawing=early_exit cuts a finished chain and asks again, which workers do not do; use drawing=siblings, or leave out "
+            "asynchronous"
+        )
+    corrected = not isinstance(objective.correction, NoCorrection) or objective.against == "behaviour" or objective.surrogate is not None
+    if asynchronous.bound == 0 or corrected:
+        return []
+    if objective.ratio == "none":
+        raise ConfigError(
+            f"ratio=none is on-policy, and asynchronous.bound = {asynchronous.bound} trains on rollouts of older policies; use "
+            "objective.correction=truncate, another ratio, or asynchronous.bound=0"
+        )
+    return [
+        f"asynchronous.bound = {asynchronous.bound} trains on rollouts of older policies, and correction=none weighs them as if this one "
+        "had drawn them; objective.correction=truncate or decoupled, or objective.against=behaviour, accounts for it"
+    ]
+
+
+def check_episodes(env_of: EnvOf | None, objective: Objective) -> None:
+    """Refuse what cannot play episodes of several turns."""
+    if env_of is None:
+        return
+    if isinstance(objective.drawing, EarlyExit):
+        raise ConfigError("drawing=early_exit cuts a single answer, and this task has tools to call; use drawing=siblings")
 
 
 def surrogate_of(objective: Objective) -> Surrogate | None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from posttrain.core.digest import file_digest
-from posttrain.core.errors import Interrupted
+from posttrain.core.errors import Interrupted, StorageError
 from posttrain.core.metrics import Metric, read
-from posttrain.engine.checkpoint import NO_OTHERS, Checkpoint, discard_checkpoints, latest_checkpoint, save_checkpoint
+from posttrain.core.storage import Room, bytes_below, check_room
+from posttrain.engine.checkpoint import NO_OTHERS, Checkpoint, Content, discard_checkpoints, latest_checkpoint, save_checkpoint
+from posttrain.engine.export import export, export_bytes, training_bytes
+from posttrain.engine.machine import Machine
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer
 from posttrain.runs.console import Console
 from posttrain.runs.interrupt import StopSignal, resume_hint
 from posttrain.runs.recorder import Recorder
+
+RECORD_BYTES = 16_384
+"""Allowed per step for its records: a line of metrics and the rollouts that are kept in full."""
 
 
 @dataclass(slots=True)
@@ -35,12 +44,17 @@ class Session:
     """Where the record files stood when the last finished stage ended."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock time of each finished stage."""
+    machine: Machine = field(default_factory=Machine)
+    tokenizer: PreTrainedTokenizerFast | None = None
+    """Goes with every exported model; without one nothing is exported."""
 
     def finished(self, name: str) -> dict[str, Any] | None:
         """What a finished stage left behind; also moves this session's notion of where the records stand."""
         info = self.ranks.first_says(self.run.finished(name))
         if info is not None:
             self.position, self.seconds[name] = info["position"], info["seconds"]
+            if self.ranks.first:  # a kill between the two writes that end a stage leaves them
+                discard_checkpoints(self.run.checkpoint_root(name))
         return info
 
     @contextmanager
@@ -63,6 +77,24 @@ class Session:
         """Forget records of a stage that was begun and has no checkpoint."""
         self.run.rewind(self.position)
 
+    @property
+    def exports(self) -> bool:
+        """Whether checkpoints carry the model in Hugging Face format."""
+        return self.machine.export and self.tokenizer is not None
+
+    def check_room(self, folder: Path, room: Room, *, warn: bool = True) -> None:
+        """Raise StorageError, on every rank, when what is planned below `folder` does not fit; `warn` when little space will be left."""
+        problem = warning = None
+        if self.ranks.first:
+            try:
+                warning = check_room(folder, room)
+            except StorageError as error:
+                problem = str(error)
+        if warning and warn:
+            self.console.warn(warning)
+        if problem := self.ranks.first_says(problem):
+            raise StorageError(problem)
+
     def check_stop(self) -> bool:
         """Whether to stop now: the first rank's answer, on every rank."""
         return self.ranks.first_says(self.stop.requested)
@@ -74,6 +106,7 @@ class Stage:
     A stage that begins without a checkpoint forgets what was recorded since the last finished stage, so run it inside `Session.timed`.
     `state` holds whatever the loop must remember between steps besides weights and optimizer (JSON values only).
     `trainer` counts the optimizer steps that are recorded; `others` (name to trainer, e.g. {"critic": ...}) are saved and restored with it.
+    Raises StorageError at once when the checkpoints that the stage is going to write do not fit on the disk.
     """
 
     def __init__(self, session: Session, name: str, trainer: LocalTrainer, steps: int, others: Mapping[str, LocalTrainer] = NO_OTHERS):
@@ -81,7 +114,13 @@ class Stage:
         self.state: dict[str, Any] = {}
         self.root = session.run.checkpoint_root(name)
         self._shown: dict[str, float | int | str | None] = {}
-        self.first = self._restore(session.ranks.first_says(latest_checkpoint(self.root)))
+        self._kept: dict[str, Callable[[], Any]] = {}
+        self._saving: dict[str, float] = {}
+        self._found: Checkpoint | None = session.ranks.first_says(latest_checkpoint(self.root))
+        if trainer.warning:
+            session.console.warn(f"{name}: {trainer.warning}")
+        session.check_room(self.root, self._room(), warn=False)  # a recipe has looked at the whole run and said so
+        self.first = self._restore(self._found)
 
     def _restore(self, checkpoint: Checkpoint | None) -> int:
         if checkpoint is None:
@@ -101,15 +140,49 @@ class Stage:
                 progress.advance(1, **self._shown)
                 stopping = self.session.check_stop()
                 if stopping or ((step + 1) % self.session.save_every == 0 and step + 1 < self.total):
+                    started = time.perf_counter()
                     self._save(step + 1)
+                    self._saving = {"checkpoint": round(time.perf_counter() - started, 4)}
                 if stopping:
                     raise Interrupted(
                         f"{self.name} stopped after step {step + 1} of {self.total}, saved; {resume_hint(self.session.command)}"
                     )
 
+    def keep(self, name: str, state: Callable[[], Any]) -> list[Any]:
+        """Let `state()` be asked, on every rank, whenever a checkpoint is written, and its JSON value be kept in a file of its own.
+
+        For what is larger than `self.state`: buffered groups, completions in flight. Returns what every rank had kept under `name` in the
+        checkpoint that this stage goes on from, in rank order (there may have been another number of ranks); [] when it starts afresh.
+        """
+        self._kept[name] = state
+        found = self._found.extra(name) if self._found is not None and self.session.ranks.first else None
+        return self.session.ranks.first_says(found or [])
+
     def _save(self, step: int) -> None:
-        if self.session.ranks.first:
-            save_checkpoint(self.root, step, self.trainer, self.state, self.session.run.position(), self.others)
+        session, trainers = self.session, (self.trainer, *self.others.values())
+        extras = {name: session.ranks.gather(state()) for name, state in self._kept.items()}
+        if session.ranks.first:
+            content = Content(step, self.state, session.run.position(), extras)
+            keep = session.machine.save_total_limit
+            save_checkpoint(self.root, content, self.trainer, self.others, keep=keep, export=self._export if session.exports else None)
+            return
+        for trainer in trainers:  # what the first rank writes lies on all of them, and they answer in the order in which it asks
+            if trainer.together:
+                trainer.snapshot()
+        if session.exports and self.trainer.together:
+            self.trainer.plain()
+
+    def _export(self, folder: Path) -> None:
+        assert self.session.tokenizer is not None
+        export(self.trainer.plain(), self.session.tokenizer, folder)
+
+    def _room(self) -> Room:
+        """What the stage is going to write, less what an earlier process wrote of it. A stop may save one where none is due."""
+        exported = export_bytes(self.trainer.model, self.session.tokenizer)
+        size = sum(training_bytes(trainer.model, self.session.machine.optimizer) for trainer in (self.trainer, *self.others.values()))
+        copies = max(1, min(self.session.machine.save_total_limit + 1, (self.total - 1) // self.session.save_every))
+        present = bytes_below(self.root) if self.session.ranks.first else 0
+        return Room(size + exported * self.session.exports, copies, exported, RECORD_BYTES * self.total, present)
 
     def record(
         self,
@@ -119,9 +192,10 @@ class Stage:
         seconds: Mapping[str, float],
         show: Sequence[str],
     ) -> None:
-        """Write one metrics line; `show` names what stands beside the progress bar."""
+        """Write one metrics line; `show` names what stands beside the progress bar. A checkpoint before the step is among its seconds."""
+        seconds, self._saving = {**seconds, **self._saving}, {}
         values = {**read(metrics), **plain, "optimizer_step": self.trainer.version}
-        self.session.run.metric(self.name, step, values, seconds)
+        self.session.run.metric(self.name, step, values, {**seconds, "peak_mib": self.trainer.peak_mib})
         self._shown = {name: values.get(name) for name in show}
 
 

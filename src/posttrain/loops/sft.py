@@ -57,7 +57,7 @@ def sft(session: Session, model: nn.Module, samples: Sequence[Sample], settings:
     if not samples:
         raise ConfigError(f"{name}: no rows to train on")
     trained = copy.deepcopy(model)
-    trainer = LocalTrainer(trained, settings.optim, steps_of(len(samples), settings), session.ranks)
+    trainer = LocalTrainer(trained, settings.optim, steps_of(len(samples), settings), session.ranks, machine=session.machine)
     stage = Stage(session, name, trainer, trainer.total)
     per_epoch = trainer.total // settings.epochs
     for step in stage.steps():
@@ -72,7 +72,7 @@ def sft(session: Session, model: nn.Module, samples: Sequence[Sample], settings:
             metrics = trainer.step(batches, imitation(tokens))
         plain = {"rows": len(rows), "tokens": tokens, "epoch": epoch + 1}
         stage.record(step, metrics, plain, watch.seconds, show=("loss", "lr"))
-    return trained
+    return trainer.plain()
 
 
 def unshared(row: Sample, place: int) -> Sample:

@@ -190,15 +190,23 @@ def _timings(order: Sequence[str], summary: Mapping[str, Any], metrics: Mapping[
         return ""
     longest, rows = max(seconds.values()) or 1.0, []
     for stage in [*[name for name in order if name in seconds], *[name for name in seconds if name not in order]]:
-        phases: dict[str, float] = {}
-        for record in metrics.get(stage, []):
-            for phase, value in (record.get("seconds") or {}).items():
-                phases[phase] = phases.get(phase, 0.0) + (value or 0.0)
-        shares = ", ".join(f"{phase} {_duration(value)}" for phase, value in sorted(phases.items(), key=lambda item: -item[1]))
+        shares = ", ".join(_phases(metrics.get(stage, [])))
         meter = f'<span class="track"><span class="meter" style="width:{100 * seconds[stage] / longest:.1f}%"></span></span>'
         cells = (_text(stage), _duration(seconds[stage]), meter, _text(shares))
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return _section("Timings", _table_html(("Stage", "Wall time", "Share", "Of which"), "".join(rows), "long"))
+
+
+def _phases(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a stage's steps took: seconds of each phase summed, longest first, then the most memory in MiB."""
+    measured = [entry for record in records for entry in (record.get("seconds") or {}).items()]
+    totals: dict[str, float] = {}
+    for phase, value in measured:
+        if not phase.endswith("_mib"):
+            totals[phase] = totals.get(phase, 0.0) + (value or 0.0)
+    peak = max((value or 0.0 for phase, value in measured if phase.endswith("_mib")), default=0.0)
+    shares = [f"{phase} {_duration(value)}" for phase, value in sorted(totals.items(), key=lambda item: -item[1])]
+    return [*shares, f"peak {peak:,.0f} MiB"] if peak else shares
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from posttrain.core.errors import ConfigError
 from posttrain.core.metrics import Mean
 from posttrain.core.sampling import Sampling
 from posttrain.core.trajectory import Owner
+from posttrain.engine.memory import peak_mib
 from posttrain.engine.processes import Ranks
 from posttrain.engine.scoring import score
 from posttrain.engine.trainer import Diverged, LocalTrainer, Optim
@@ -156,21 +157,24 @@ def test_loss_is_the_total_and_metrics_are_merged_over_micro_batches(toy):
     assert parts["entropy"].weight == 5
 
 
-def test_restored_trainer_continues_bit_for_bit(toy, tmp_path):
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_restored_trainer_continues_bit_for_bit(toy, tmp_path, schedule):
     straight, model = toy.model(), toy.model()
-    trainer = trainer_of(straight, total=6, schedule="linear")
-    first = trainer_of(model, total=6, schedule="linear")
+    settings = {"schedule": schedule, "warmup": 0.2, "end": 0.1}
+    trainer = trainer_of(straight, total=6, **settings)
+    first = trainer_of(model, total=6, **settings)
     for _ in range(3):
         trainer.step(batches(toy), imitation(5))
         first.step(batches(toy), imitation(5))
     first.save(tmp_path)
     resumed_model = toy.model(seed=9)
-    resumed = trainer_of(resumed_model, total=6, schedule="linear")
+    resumed = trainer_of(resumed_model, total=6, **settings)
     resumed.restore(tmp_path)
     assert resumed.version == 3
     for _ in range(3):
         expected, got = trainer.step(batches(toy), imitation(5)), resumed.step(batches(toy), imitation(5))
         assert got == expected
+    assert got["lr"].read() == pytest.approx(1e-2 if schedule == "constant" else 1e-3)
     assert weights_digest(straight) == weights_digest(resumed_model)
 
 
@@ -242,3 +246,56 @@ def test_digest_tells_weights_apart(toy):
     with torch.no_grad():
         model.model.norm.weight[0] += 1e-6
     assert weights_digest(model) != before
+
+
+def test_a_parameter_without_part_in_the_loss_keeps_its_momentum(toy):
+    model = toy.model()
+    model.unused = torch.nn.Parameter(torch.ones(3))
+    trainer = trainer_of(model, weight_decay=0.5)
+    trainer.step(batches(toy), imitation(5))
+    assert model.unused.tolist() == pytest.approx([0.995] * 3)  # decayed by lr x 0.5, as on any other number of ranks
+    assert set(trainer.optimizer.state[model.unused]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_full_weights_are_the_models_own(toy):
+    model = toy.model()
+    trainer = trainer_of(model)
+    found = trainer.full_weights()
+    assert found.keys() == model.state_dict().keys()
+    assert not any(tensor.requires_grad for tensor in found.values())
+    assert found["lm_head.weight"].data_ptr() == found["model.embed_tokens.weight"].data_ptr()  # tied
+    assert trainer.plain() is model
+    assert not trainer.together
+
+
+def test_a_snapshot_is_what_save_writes(toy, tmp_path):
+    trainer = trainer_of(toy.model())
+    trainer.step(batches(toy), imitation(5))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    trainer.save(tmp_path / "one")
+    trainer.snapshot().save(tmp_path / "two")
+    for file in ("trainable.safetensors", "optimizer.pt"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_peak_memory_is_that_of_the_largest_process(toy):
+    class Beside(Ranks):
+        def gather(self, value):
+            return [value, ([], 1e9)] if isinstance(value, tuple) else [value]
+
+    alone, beside = (LocalTrainer(toy.model(), Optim(), 10, ranks) for ranks in (Ranks(), Beside()))
+    assert alone.peak_mib > 50
+    for trainer in (alone, beside):
+        trainer.step(batches(toy), imitation(5))
+    assert 50 < alone.peak_mib < 1e6
+    assert beside.peak_mib == 1e9
+
+
+def test_peak_memory_grows_with_what_is_held():
+    before = peak_mib(torch.device("cpu"))
+    held = torch.ones(int(before) + 64, 2**18)  # as many MiB as the process ever had, and 64 more
+    after = peak_mib(torch.device("cpu"))
+    assert after >= before + 64
+    del held
+    assert peak_mib(torch.device("cpu")) >= after

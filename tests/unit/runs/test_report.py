@@ -86,7 +86,7 @@ def run_dir(tmp_path: Path) -> Path:
             "step": i,
             "loss": 2.0 - i / 100,
             "lr": 1e-4,
-            "seconds": {"forward": 0.5, "optimizer": 0.25, "idle": None},
+            "seconds": {"forward": 0.5, "optimizer": 0.25, "idle": None, "peak_mib": 1000.0 + i},
         }
         for i in range(1, 101)
     ]
@@ -148,7 +148,7 @@ def test_figures_of_the_run_are_there(run_dir):
         "8 rows x 2 micro-batches = 16 < 32",
         "1 min 15 s",
         "1 min 27 s",
-        "forward 50.0 s, optimizer 25.0 s, idle 0.0 s",
+        "forward 50.0 s, optimizer 25.0 s, idle 0.0 s, peak 1,100 MiB",
         "8 of 20",
         "not scored",
         "More metrics (1)",
