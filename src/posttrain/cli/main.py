@@ -107,6 +107,23 @@ def train(
 
 
 @app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory of a ladder or of a single stage.")],
+    processes: Annotated[int | None, typer.Option(min=1, help="Go on with another number of processes.")] = None,
+    accept_changed: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Inputs that may differ by now, e.g. data,tokenizer. The change is recorded.")
+    ] = None,
+    overrides: Set = None,
+) -> None:
+    """Continue a run that was stopped or killed, as it was started."""
+    from posttrain.recipes.resume import resume as go_on
+
+    given = [*(overrides or []), *([f"processes={processes}"] if processes else [])]
+    accepted = [name for part in (accept_changed or "").split(",") if (name := part.strip())]
+    _show(go_on(run, given, accept_changed=accepted), run)
+
+
+@app.command()
 def explain(
     name: Annotated[str | None, typer.Argument(help="An algorithm, e.g. gspo; all of them without.")] = None,
     compare: Annotated[tuple[str, str] | None, typer.Option("--compare", metavar="A B", help="Two algorithms, side by side.")] = None,
@@ -148,6 +165,24 @@ def certify(
     from posttrain.cli.certify import run
 
     raise typer.Exit(run(name, as_json))
+
+
+@app.command()
+def contract(
+    name: Annotated[str | None, typer.Argument(help="An acceleration; without one they are listed.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Folder, run directory or RUN:RUNG, .gguf file, hub id, or smollm2.")] = None,
+    listed: Annotated[str | None, typer.Option("--model", help="With the list: show what is recorded for this model.")] = None,
+    gates: Annotated[str | None, typer.Option(help="Letters of the gates to run, e.g. AB; by default those of its class.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Model that proposes in speculative decoding.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of the records; the user's cache by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    overrides: Set = None,
+) -> None:
+    """Prove a faster sampling path on a model before training with it. Exit code 1 unless every gate that ran passed."""
+    from posttrain.cli.contract import run
+
+    given = {"gates": gates, "draft": draft}
+    raise typer.Exit(run(name, model or listed, given, overrides or [], store, as_json))
 
 
 @app.command()

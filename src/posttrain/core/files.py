@@ -93,7 +93,20 @@ def tidy(parent: str | Path) -> None:
                 _restore(parent / match["name"])
         for entry in sorted(parent.iterdir()):
             if _TEMPORARY.fullmatch(entry.name):
-                _remove(entry)
+                remove(entry)
+
+
+def remove(entry: str | Path) -> None:
+    """Delete a file, or a folder with all it holds. A folder first takes a temporary name: half-deleted, it is never taken for whole."""
+    entry = Path(entry)
+    if not entry.is_dir():
+        entry.unlink(missing_ok=True)
+        return
+    if not _TEMPORARY.fullmatch(entry.name):
+        doomed = _temporary(entry)
+        os.replace(entry, doomed)
+        entry = doomed
+    shutil.rmtree(entry)
 
 
 def is_leftover(name: str) -> bool:
@@ -248,7 +261,7 @@ def _move_into_place(temporary: Path, path: Path) -> None:
         raise
     _sync_directory(path.parent)
     with suppress(OSError):  # the new directory is in place; `tidy` gets the old one another time
-        _remove(aside)
+        remove(aside)
 
 
 def _restore(path: Path) -> None:
@@ -256,21 +269,9 @@ def _restore(path: Path) -> None:
     if not aside.exists():
         return
     if path.exists():
-        _remove(aside)
+        remove(aside)
     else:
         os.replace(aside, path)
-
-
-def _remove(entry: Path) -> None:
-    if not entry.is_dir():
-        entry.unlink(missing_ok=True)
-        return
-    if not _TEMPORARY.fullmatch(entry.name):
-        # A half-deleted directory must not look like one that can be restored.
-        doomed = _temporary(entry)
-        os.replace(entry, doomed)
-        entry = doomed
-    shutil.rmtree(entry)
 
 
 def _sync_directory(path: Path) -> None:

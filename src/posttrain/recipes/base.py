@@ -36,6 +36,8 @@ from posttrain.rollout.samples import text_sample
 
 BASE_SEED = 0
 """The base is the same for every run, as a downloaded one would be."""
+SUMS = 0.85
+"""Share of the base's lines that are sums."""
 
 
 class TinyBase(Config):
@@ -45,8 +47,6 @@ class TinyBase(Config):
     vocab: int = Field(default=400, ge=265)
     lines: int = Field(default=200_000, ge=100)
     """Lines of text, each seen once."""
-    sums: float = Field(default=0.85, ge=0, le=1)
-    """Share of lines that are sums."""
     batch: int = Field(default=128, ge=1)
     """Lines per optimizer step."""
     lr: float = Field(default=3e-3, gt=0)
@@ -67,7 +67,7 @@ def corpus(settings: TinyBase, arithmetic: Arithmetic) -> Iterator[Line]:
     """Lines of plain text. Sums use trainable pairs only."""
     rng = python_rng(BASE_SEED, "base", "corpus")
     for _ in range(settings.lines):
-        yield _sum(rng, arithmetic) if rng.random() < settings.sums else Line("", _prose(rng))
+        yield _sum(rng, arithmetic) if rng.random() < SUMS else Line("", _prose(rng))
 
 
 def _sum(rng: Random, arithmetic: Arithmetic) -> Line:
@@ -107,7 +107,7 @@ def base_key(settings: TinyBase, arithmetic: Arithmetic) -> str:
     """Identity of the base: every setting, the tasks it may read and the prompt its tokenizer has seen, the text's beginning, the code."""
     shape = settings.shape
     model = [shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.mlp, shape.context, settings.vocab]
-    training = [settings.lines, settings.sums, settings.batch, settings.lr]
+    training = [settings.lines, SUMS, settings.batch, settings.lr]
     tasks = [arithmetic.ops, arithmetic.low, arithmetic.high, arithmetic.held_out_percent, arithmetic.prompt]
     opening = [(line.read, line.said) for line in islice(corpus(settings, arithmetic), 500)]
     return digest([posttrain.__version__, model, training, tasks, opening])
@@ -134,7 +134,7 @@ def tiny_base(
     samples = [line_sample(tokenizer, line, f"{index}") for index, line in enumerate(lines)]
     optim = Optim(lr=settings.lr, schedule="cosine", warmup=0.05, end=0.05)
     recipe = SFT(batch_size=settings.batch, optim=optim, packing=Packing(row_tokens=128, micro_tokens=4096))
-    trained = sft(_fixed_seed(session, BASE_SEED), model, samples, recipe, name)
+    trained = sft(replace(session, seed=BASE_SEED, tokenizer=tokenizer), model, samples, recipe, name)
     if session.ranks.first:
         with atomic_dir(folder) as target:
             save(trained, tokenizer, target)
@@ -146,7 +146,3 @@ def tiny_base(
 def chat_words(arithmetic: Arithmetic) -> list[str]:
     """Text of the prompts to come, for the tokenizer only: their words become few tokens. No model is trained on it."""
     return [message.content for task in arithmetic.tasks("train", 300, 1) for message in task.prompt]
-
-
-def _fixed_seed(session: Session, seed: int) -> Session:
-    return replace(session, seed=seed)

@@ -17,13 +17,15 @@ from posttrain.engine.processes import Ranks, launch
 from posttrain.engine.runtime import choose
 from posttrain.engine.weights import weights_digest
 from posttrain.envs.sources import source
+from posttrain.envs.types import env_of
 from posttrain.evals.record import EvalRecord
-from posttrain.evals.runner import check_truncation, records_from, requests_for
+from posttrain.evals.runner import check_truncation, openings_for, records_from
 from posttrain.evals.suite import Suite
 from posttrain.models.loading import load, resolve
 from posttrain.recipes.chat import model_of
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
+from posttrain.rollout.episodes import play
 from posttrain.runs.console import Console
 
 
@@ -40,6 +42,8 @@ class EvalRun(Config):
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=256)
     system: str | None = None
     seed: int = Field(default=1, ge=0)
+    turns: int = Field(default=4, ge=1)
+    """Most assistant turns of an episode; tasks without a world are answered in one."""
     allow_truncation: bool = False
     """Report a score although 2 % or more of the completions were cut."""
     processes: int | None = Field(default=None, ge=1)
@@ -55,7 +59,16 @@ def evaluate(settings: EvalRun, save_to: str | Path | None = None) -> EvalRecord
     chosen = source(settings.task, **settings.task_settings)
     tasks = chosen.tasks(settings.split, settings.items, 0)
     prove(chosen.grader, tasks[:20], gold=chosen.gold, wrong=chosen.wrong)
-    suite = Suite(chosen.name, tuple(tasks), chosen.grader, settings.sampling, settings.samples, settings.allow_truncation)
+    suite = Suite(
+        chosen.name,
+        tuple(tasks),
+        chosen.grader,
+        settings.sampling,
+        settings.samples,
+        settings.allow_truncation,
+        env_of(chosen),
+        settings.turns if env_of(chosen) else 1,
+    )
     resolve(settings.model)
     record = launch(partial(_body, suite=suite, settings=settings), choose(settings.processes).processes)
     if save_to is not None:
@@ -69,9 +82,9 @@ def _body(ranks: Ranks, suite: Suite, settings: EvalRun) -> EvalRecord:
     model, tokenizer = load(model_of(settings.model))
     renderer = ChatRenderer(tokenizer, system=settings.system)
     sampler = LocalSampler(model, renderer.stop_ids, renderer.special_ids)
-    mine = ranks.share(requests_for([suite], renderer, settings.seed))
-    with console.stage(f"evaluate {suite.name}", total=len(mine), unit="completion") as bar:
-        completions = ranks.interleave(sampler.generate(mine, lambda n: bar.advance(n)))
+    mine = ranks.share(openings_for([suite], renderer, settings.seed))
+    with console.stage(f"evaluate {suite.name}", total=len(mine), unit="episode") as bar:
+        trajectories = ranks.interleave(play(sampler, renderer, mine, lambda n: bar.advance(n)))
     digest = weights_digest(model)
-    records = records_from([suite], completions, renderer, seed=settings.seed, label=settings.model, model_digest=digest)
+    records = records_from([suite], trajectories, renderer, seed=settings.seed, label=settings.model, model_digest=digest)
     return records[suite.name]

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.config import Config
+from posttrain.core.digest import digest
 from posttrain.core.errors import ConfigError
 from posttrain.core.files import atomic_dir, read_json, write_json
 from posttrain.core.sampling import Sampling
@@ -25,6 +26,7 @@ from posttrain.core.seeds import derive, python_rng
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Owner, Sample, Tokens
 from posttrain.engine.local import LocalSampler
+from posttrain.engine.machine import Machine
 from posttrain.engine.trainer import Optim
 from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
@@ -40,11 +42,13 @@ from posttrain.loops.preference import DPO
 from posttrain.loops.rl_settings import RL, World, check
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
+from posttrain.models.identity import identity
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
+from posttrain.models.tokenizer import CHAT_TEMPLATE
 from posttrain.objectives.objective import Objective
-from posttrain.recipes.base import TinyBase, tiny_base
-from posttrain.recipes.pipeline import chat_renderer, counting, execute, keep, kept, measure, rung
+from posttrain.recipes.base import TinyBase, base_key, tiny_base
+from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, counting, execute, keep, kept, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
 from posttrain.rollout.collect import Collector, collect, describe
@@ -113,18 +117,44 @@ class Ladder(Config):
     algorithm: str = "default"
     """Named objective of the last rung; posttrain explain lists them."""
     measure: Measure = Measure()
+    machine: Machine = Machine()
 
 
-def ladder(settings: Ladder, out: str | Path, *, resume: bool = False) -> dict[str, Any]:
+def ladder(
+    settings: Ladder,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    accept_changed: Sequence[str] = (),
+    expected_mount: str | None = None,
+) -> dict[str, Any]:
     """Climb the ladder into the run directory `out`; returns the content of its summary.json.
 
-    Raises RunError when `out` holds something already (or, with resume=True, another run's settings).
+    `accept_changed` names inputs that may differ from those of the run that is resumed (model, tokenizer, template, or a suite),
+    `expected_mount` the volume that `out` must lie on. Raises RunError when `out` holds something already (or, with resume=True, another
+    run's settings or inputs).
     """
     check(settings.grpo, Objective.load({"kind": settings.algorithm}), settings.sampling, teacher=False)
     if settings.model != "tiny":
         resolve(settings.model)
-    digests = {suite.name: suite.items_digest for suite in suites_of(settings)}
-    return execute(climb, settings, out, resume=resume, stages=STAGES, digests=digests)
+    digests = {suite.name: suite.items_digest for suite in suites_of(settings)} | inputs_of(settings)
+    return execute(
+        climb,
+        settings,
+        out,
+        resume=resume,
+        stages=STAGES,
+        digests=digests,
+        accept_changed=accept_changed,
+        expected_mount=expected_mount,
+    )
+
+
+def inputs_of(settings: Ladder) -> dict[str, str]:
+    """Digests of the model everything starts from; the embedded base is made from settings and code, and so are its words."""
+    if settings.model != "tiny":
+        return identity(settings.model)
+    return {"model": base_key(settings.base, settings.arithmetic), "template": digest(CHAT_TEMPLATE)}
 
 
 def climb(session: Session, settings: Ladder) -> dict[str, Any]:
@@ -132,6 +162,7 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     skills = skills_of(settings)
     prove_graders([*skills, settings.instruct])
     model, tokenizer = base_of(session, settings)
+    check_space(session, model, tokenizer, rungs=len(RUNGS), lora=settings.lora)
     renderer = chat_renderer(session, tokenizer, settings.system)
     records: dict[str, dict[str, EvalRecord]] = {}
 
@@ -300,6 +331,6 @@ def conclude(session: Session, settings: Ladder, records: dict[str, dict[str, Ev
     summary = summarise(records, RUNGS, settings.preset, settings.seed, session.seconds)
     if session.ranks.first:
         folder = session.run.path
-        write_json(folder / "summary.json", summary)
+        write_json(folder / SUMMARY, summary)
         write_report(folder)
     return summary

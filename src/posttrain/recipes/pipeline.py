@@ -9,42 +9,61 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.config import Config
-from posttrain.core.errors import Interrupted, PosttrainError
-from posttrain.core.files import atomic_dir
+from posttrain.core.errors import ConfigError, Interrupted, PosttrainError
+from posttrain.core.files import atomic_dir, read_json
+from posttrain.core.storage import EXPECTED_MOUNT, Room, bytes_below, check_place
+from posttrain.engine.export import adapter_bytes, export_bytes, training_bytes
 from posttrain.engine.local import LocalSampler
 from posttrain.engine.processes import Ranks, launch
 from posttrain.engine.runtime import choose
 from posttrain.engine.weights import weights_digest
 from posttrain.evals.record import EvalRecord
-from posttrain.evals.runner import check_truncation, records_from, requests_for
+from posttrain.evals.runner import check_truncation, openings_for, records_from
 from posttrain.evals.suite import Suite
 from posttrain.loops.session import Session
 from posttrain.models.loading import load, save
-from posttrain.models.lora import merged
+from posttrain.models.lora import LoRA, merged
 from posttrain.render.audit import audit
 from posttrain.render.renderer import ChatRenderer
+from posttrain.rollout.episodes import play
 from posttrain.runs.console import Console
 from posttrain.runs.interrupt import StopSignal, resume_hint
 from posttrain.runs.manifest import differences
 from posttrain.runs.run import CONFIG, MANIFEST, Run
 
-T = TypeVar("T")
+FREE = ("processes", "save_every", "machine.save_total_limit", "machine.export")
+"""Settings that may change when a run is resumed: they leave what is computed alone, up to the order of additions."""
+SUMMARY, REPORT = "summary.json", "report.html"
+Body = Callable[[Session, Any], dict[str, Any]]
+"""A recipe: what it does with a session and its settings, and the summary it ends with and leaves in the run."""
 
 
 def execute(
-    body: Callable[[Session, Any], T], settings: Config, out: str | Path, *, resume: bool, stages: Sequence[str], digests: Mapping[str, str]
-) -> T:
+    body: Body,
+    settings: Config,
+    out: str | Path,
+    *,
+    resume: bool,
+    stages: Sequence[str],
+    digests: Mapping[str, str],
+    accept_changed: Sequence[str] = (),
+    expected_mount: str | None = None,
+) -> dict[str, Any]:
     """Create or reopen the run at `out`, then run `body(session, settings)` on as many processes as the machine suggests.
 
     `settings` must have `seed` and `processes`; a number of processes that the user left open is fixed at creation and kept on resuming,
-    because another number adds the same floats in another order.
+    because another number adds the same floats in another order. `accept_changed` names inputs (keys of `digests`) that may differ from
+    those the run was started with; `expected_mount` (or $POSTTRAIN_EXPECTED_MOUNT) the volume that `out` must lie on. A run that is
+    finished is left as it is, and its summary returned.
     """
+    if accept_changed and not resume:
+        raise ConfigError(f"nothing can have changed ({', '.join(accept_changed)}) in a run that begins; accept changes when resuming one")
     out = Path(out)
     command = [_program(Path(sys.argv[0])), *sys.argv[1:]]
     processes = settings.processes  # type: ignore[attr-defined]
@@ -52,18 +71,23 @@ def execute(
         processes = int(os.environ["WORLD_SIZE"])
         if os.environ["RANK"] != "0":
             return launch(_in_session, processes, body, settings, str(out), command)
+    doubt = check_place(out, expected_mount or os.environ.get(EXPECTED_MOUNT))
     if resume:
         processes = processes or Run.open(out).config().get("processes")
         settings = settings.model_copy(update={"processes": processes})
-        run = Run.resume(out, config=settings, digests=digests)
+        run = Run.resume(out, config=settings, ignore=FREE, digests=digests, accept=accept_changed, command=command)
+        if (finished := _finished(run)) is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+            Console().line(f"{out} is finished already: nothing to do")
+            return finished
     else:
         processes = choose(processes).processes
         settings = settings.model_copy(update={"processes": processes})
         seeds = {"seed": settings.seed}  # type: ignore[attr-defined]
         run = Run.create(out, config=settings, command=command, seeds=seeds, digests=digests, stages=stages)
+        run.notes += [doubt] if doubt else []  # said once, when there is still time to choose another place
     run.close()
     try:
-        return launch(_in_session, choose(processes).processes, body, settings, str(out), command)
+        return launch(_in_session, choose(processes).processes, body, settings, str(out), command, run.notes)
     except PosttrainError:
         if not resume:
             _discard_unused(out)
@@ -81,12 +105,20 @@ def _discard_unused(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def _in_session(ranks: Ranks, body: Callable[[Session, Any], T], settings: Any, out: str, command: Sequence[str]) -> T:
+def _finished(run: Run) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; None of any other."""
+    whole = run.complete and (run.path / SUMMARY).is_file() and (run.path / REPORT).is_file()
+    return read_json(run.path / SUMMARY) if whole else None
+
+
+def _in_session(ranks: Ranks, body: Body, settings: Any, out: str, command: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Any]:
     run = Run.resume(out, config=settings) if ranks.first else Run.silent(out)
     console = Console() if ranks.first else Console.quiet()
     with StopSignal() as stop, closing(run) if isinstance(run, Run) else nullcontext():
-        session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command)
+        session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command, machine=settings.machine)
         console.line(choose(ranks.size).describe())
+        for note in notes:
+            console.warn(note)
         whole = ranks.first and not run.metrics()  # what was finished earlier read its settings then
         result = body(session, settings)
         if whole and (unread := _without_effect(settings)):
@@ -113,6 +145,7 @@ def chat_renderer(session: Session, tokenizer: PreTrainedTokenizerFast, system: 
 
 def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equation: str, train: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rung: trained now and kept in Hugging Face format, or loaded when an earlier process finished it."""
+    session.tokenizer = tokenizer  # goes with the exports of this rung's checkpoints
     if session.finished(name) is not None:
         session.console.line(f"{name}: done already")
         return load(str(kept(session, name)))[0]
@@ -122,6 +155,17 @@ def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equati
         model = merged(train())
         keep(session, name, model, tokenizer)
     return model
+
+
+def check_space(
+    session: Session, model: nn.Module, tokenizer: PreTrainedTokenizerFast, *, rungs: int, lora: LoRA | None, critic: bool = False
+) -> None:
+    """Refuse, before anything is computed, a run whose checkpoints and finished models (`rungs` of them) do not fit on the disk."""
+    whole, machine = export_bytes(model, tokenizer), session.machine
+    trained = training_bytes(model, machine.optimizer) if lora is None else adapter_bytes(model, lora, machine.optimizer)
+    one = trained * (2 if critic else 1) + whole * machine.export
+    present = bytes_below(session.run.path) if session.ranks.first else 0
+    session.check_room(session.run.path, Room(one, machine.save_total_limit + 1, whole * rungs, present=present))
 
 
 def kept(session: Session, name: str) -> Path:
@@ -170,12 +214,12 @@ def measure(
     started = time.monotonic()
     with session.timed(stage):
         sampler = LocalSampler(model, renderer.stop_ids, renderer.special_ids)
-        mine = session.ranks.share(requests_for(suites, renderer, seed))
-        with counting(session, f"evaluate {label}", len(mine), "completion") as progress:
-            completions = session.ranks.interleave(sampler.generate(mine, progress))
+        mine = session.ranks.share(openings_for(suites, renderer, seed))
+        with counting(session, f"evaluate {label}", len(mine), "episode") as progress:
+            trajectories = session.ranks.interleave(play(sampler, renderer, mine, progress))
         records = records_from(
             suites,
-            completions,
+            trajectories,
             renderer,
             seed=seed,
             label=label,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,29 +18,33 @@ from posttrain.core.digest import digest, file_digest
 from posttrain.core.errors import ConfigError
 from posttrain.core.files import write_json
 from posttrain.core.sampling import Sampling
-from posttrain.core.seeds import python_rng
-from posttrain.core.tasks import Message, Task, tasks_digest
+from posttrain.core.seeds import derive, python_rng
+from posttrain.core.tasks import Demonstration, Message, Task, tasks_digest
 from posttrain.core.trajectory import TRAINED_OWNERS, Sample, Tokens
+from posttrain.engine.machine import Machine
 from posttrain.envs import rows
 from posttrain.envs.sources import source
-from posttrain.envs.types import TaskSource
+from posttrain.envs.types import EnvOf, TaskSource, env_of
 from posttrain.evals.ladder_table import summarise
 from posttrain.evals.suite import Suite
 from posttrain.loops import preference, rl
 from posttrain.loops import sft as supervised
 from posttrain.loops.preference import DPO
-from posttrain.loops.rl_settings import RL, CriticSettings, World, check
+from posttrain.loops.rl_settings import RL, CriticSettings, World, check, check_asynchronous, check_episodes
 from posttrain.loops.session import Session
 from posttrain.loops.sft import SFT
+from posttrain.models.identity import identity
 from posttrain.models.loading import load, resolve
 from posttrain.models.lora import LoRA, add_lora
 from posttrain.objectives.objective import Objective
 from posttrain.recipes.chat import model_of
-from posttrain.recipes.pipeline import chat_renderer, execute, measure, rung
+from posttrain.recipes.contract import check_acceleration, proven_path
+from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, execute, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import FunctionGrader, MathGrader
 from posttrain.rewards.proof import prove
 from posttrain.rewards.types import Grader
+from posttrain.rollout.asynchronous.settings import Async
 from posttrain.rollout.samples import Pair, supervised_sample, text_sample
 from posttrain.runs.report import write_report
 
@@ -63,17 +69,22 @@ class SingleRun(Config):
     task: str | None = None
     """Name of a task source to train on (rl) and to measure on before and after, e.g. 'arithmetic'."""
     task_settings: dict[str, Any] = {}
+    turns: int = Field(default=4, ge=1)
+    """Most assistant turns of an episode, for tasks with tools to call."""
     held_out: int = Field(default=200, ge=2)
     """Most held-out items to measure on."""
     sampling: Sampling = Sampling(max_tokens=128)
     """How completions are drawn, in training and in measuring."""
+    machine: Machine = Machine()
 
 
 class SFTRun(SingleRun):
     """Supervised fine-tuning on conversational (`messages`), prompt/completion or plain `text` rows."""
 
-    data: str
-    """JSONL or parquet path, or a hub id `name[@config][:split]`."""
+    data: str | None = None
+    """JSONL or parquet path, or a hub id `name[@config][:split]`. Without it, demonstrations of `task`."""
+    demonstrations: int = Field(default=2000, ge=1)
+    """How many to draw from `task` when there is no data."""
     sft: SFT = SFT()
 
 
@@ -95,38 +106,77 @@ class RLRun(SingleRun):
     objective: Objective = Objective()
     """Which policy gradient: a name (posttrain explain lists them), or any choice on its axes."""
     critic: CriticSettings = CriticSettings()
+    asynchronous: Async | None = None
+    """Draw rollouts while training, by workers with weights of their own; e.g. asynchronous.bound=2."""
+    acceleration: str | None = None
+    """A faster sampling path, e.g. int8, whose gates have passed on `model`: see posttrain contract."""
 
 
 def train(
-    settings: SFTRun | DPORun | RLRun, out: str | Path, *, resume: bool = False, tasks: Sequence[Task] = (), reward: Reward | None = None
+    settings: SFTRun | DPORun | RLRun,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    tasks: Sequence[Task] = (),
+    reward: Reward | None = None,
+    accept_changed: Sequence[str] = (),
+    expected_mount: str | None = None,
 ) -> dict[str, Any]:
     """Run one stage into the run directory `out`; returns its summary (scores before and after, when there is something to measure on).
 
     Args:
         tasks: your own tasks, instead of `settings.task` or `settings.data` (RL and measuring).
         reward: your own reward function, instead of the source's grader.
+        accept_changed: inputs that may differ from those of the run that is resumed: data, held_out, model, tokenizer, template, teacher.
+        expected_mount: mount point, device or file system type that `out` must lie on.
     """
     settings = settings.model_copy(update={"model": model_of(settings.model)})  # "the last rung" must not move before a resume
     resolve(settings.model)
     if isinstance(settings, RLRun):
         check(settings.rl, settings.objective, settings.sampling, teacher=settings.teacher is not None)
+        check_asynchronous(settings.asynchronous, settings.rl, settings.objective)
+        check_acceleration(settings.acceleration, settings.model, ahead=settings.asynchronous is not None)
     grader = FunctionGrader(reward, f"{getattr(reward, '__name__', 'reward')}/user") if reward else None
     practice = Practice.of(settings, tasks, grader)
+    if isinstance(settings, RLRun):
+        check_episodes(practice.env_of if practice else None, settings.objective)
+    if isinstance(settings, SFTRun) and settings.data is None and (practice is None or practice.source is None):
+        raise ConfigError("sft needs rows to imitate: set data=FILE, or task=NAME for demonstrations (posttrain recipes lists the names)")
     data = getattr(settings, "data", None)
-    digests = {"data": _data_digest(data)} if data else {}
+    digests = identity(settings.model) | ({"data": _data_digest(data)} if data else {})
+    if isinstance(settings, RLRun) and settings.teacher is not None:
+        digests |= {"teacher": identity(settings.teacher).get("model", settings.teacher)}
     if practice:
         digests |= {"held_out": tasks_digest(practice.held_out)}
         practice.prove()
     name = type(settings).__name__.removesuffix("Run").lower()
     stages = (["eval.before"] if practice else []) + [name] + (["eval.after"] if practice else [])
-    return execute(partial(_body, practice=practice, name=name), settings, out, resume=resume, stages=stages, digests=digests)
+    body = partial(_body, practice=practice, name=name)
+    return execute(
+        body,
+        settings,
+        out,
+        resume=resume,
+        stages=stages,
+        digests=digests,
+        accept_changed=accept_changed,
+        expected_mount=expected_mount,
+    )
 
 
 class Practice:
     """Tasks to train on and disjoint ones to measure on, with their grader."""
 
-    def __init__(self, draw: Callable[[int, int], Sequence[Task]], held_out: Sequence[Task], grader: Grader, of: TaskSource | None):
+    def __init__(
+        self,
+        draw: Callable[[int, int], Sequence[Task]],
+        held_out: Sequence[Task],
+        grader: Grader,
+        of: TaskSource | None,
+        worlds: EnvOf | None = None,
+    ):
         self.draw, self.held_out, self.grader, self.source = draw, tuple(held_out), grader, of
+        self.env_of = worlds
 
     @classmethod
     def of(cls, settings: SingleRun, tasks: Sequence[Task], grader: Grader | None) -> Practice | None:
@@ -135,7 +185,11 @@ class Practice:
         if settings.task is not None:
             chosen = source(settings.task, **settings.task_settings)
             return cls(
-                partial(_draw_source, chosen), _as_many(chosen, settings.held_out), grader or chosen.grader, None if grader else chosen
+                partial(_draw_source, chosen),
+                _as_many(chosen, settings.held_out),
+                grader or chosen.grader,
+                None if grader else chosen,
+                env_of(chosen),
             )
         if tasks or data:
             everything = list(tasks) or rows.task_rows(str(data))
@@ -144,6 +198,11 @@ class Practice:
         if isinstance(settings, RLRun):
             raise ConfigError("rl needs tasks: set task=NAME (posttrain recipes lists them), data=FILE, or pass tasks=[...] in Python")
         return None
+
+    def demonstrations(self, n: int, seed: int) -> list[Demonstration]:
+        """`n` training tasks, solved."""
+        assert self.source is not None
+        return [self.source.demonstration(task) for task in self.source.tasks("train", n, derive(seed, "demonstrations"))]
 
     def prove(self) -> None:
         """A source's grader shows that it tells right from wrong; a user's own function is taken as it is."""
@@ -182,18 +241,27 @@ def _draw_list(tasks: Sequence[Task], n: int, seed: int) -> Sequence[Task]:
 
 
 def _data_digest(data: str) -> str:
-    return file_digest(data) if Path(data).is_file() else data
+    """Of a file its bytes, of a hub data set its rows: its name would stay the same when they change."""
+    if Path(data).is_file():
+        return file_digest(data)
+    hasher = hashlib.sha256()
+    for _, _, fields in rows.read_rows(data):
+        hasher.update(json.dumps(fields, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+    return hasher.hexdigest()[:16]
 
 
 def _body(session: Session, settings: Any, practice: Practice | None, name: str) -> dict[str, Any]:
     model, tokenizer = load(settings.model)
-    talks = practice or name != "sft" or rows.kind(settings.data) != "text"
+    critic = name == "rl" and settings.objective.needs_critic
+    check_space(session, model, tokenizer, rungs=1, lora=settings.lora, critic=critic)
+    talks = practice or name != "sft" or rows.kind(str(settings.data)) != "text"
     renderer = chat_renderer(session, tokenizer, settings.system) if talks else None
     records = {}
 
     def measured(label: str, of: nn.Module) -> None:
         if practice and renderer:
-            suite = Suite("held_out", practice.held_out, practice.grader, settings.sampling, 1, allow_truncation=True)
+            turns = settings.turns if practice.env_of else 1
+            suite = Suite("held_out", practice.held_out, practice.grader, settings.sampling, 1, True, practice.env_of, turns)
             records[label] = measure(session, label, of, renderer, [suite], seed=settings.seed)
 
     measured("before", model)
@@ -204,7 +272,7 @@ def _body(session: Session, settings: Any, practice: Practice | None, name: str)
     summary = summarise(records, list(records), name, settings.seed, session.seconds)
     if session.ranks.first:
         folder = session.run.path
-        write_json(folder / "summary.json", summary)
+        write_json(folder / SUMMARY, summary)
         write_report(folder)
     return summary
 
@@ -214,9 +282,22 @@ Prepared = tuple[str, Callable[[], nn.Module]]
 
 
 def _sft(
-    session: Session, settings: SFTRun, model: nn.Module, tokenizer: PreTrainedTokenizerFast, renderer: ChatRenderer | None, _: Any
+    session: Session,
+    settings: SFTRun,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerFast,
+    renderer: ChatRenderer | None,
+    practice: Practice | None,
 ) -> Prepared:
-    samples = supervised_rows(settings.data, tokenizer, renderer)
+    if settings.data is None:
+        assert practice is not None
+        assert renderer is not None
+        samples = [
+            supervised_sample(renderer.conversation(shown.messages), f"{index}:{shown.id}")
+            for index, shown in enumerate(practice.demonstrations(settings.demonstrations, settings.seed))
+        ]
+    else:
+        samples = supervised_rows(settings.data, tokenizer, renderer)
     return supervised.equation(len(samples), settings.sft), lambda: supervised.sft(session, model, samples, settings.sft)
 
 
@@ -229,9 +310,12 @@ def _rl(
     session: Session, settings: RLRun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, practice: Practice
 ) -> Prepared:
     teacher = load(settings.teacher)[0] if settings.teacher else None
-    world = World(practice.draw, practice.grader, renderer, settings.sampling, teacher)
-    equation = rl.equation(settings.rl, settings.objective, session.ranks.size)
-    return equation, lambda: rl.rl(session, model, world, settings.rl, settings.objective, settings.critic)
+    turns = settings.turns if practice.env_of else 1
+    faster = proven_path(settings.acceleration, settings.model, renderer) if settings.acceleration else None
+    world = World(practice.draw, practice.grader, renderer, settings.sampling, teacher, practice.env_of, turns, faster)
+    ahead = settings.asynchronous
+    equation = rl.equation(settings.rl, settings.objective, session.ranks.size, ahead)
+    return equation, lambda: rl.rl(session, model, world, settings.rl, settings.objective, settings.critic, asynchronous=ahead)
 
 
 _STAGES: dict[str, Callable[..., Prepared]] = {"sft": _sft, "dpo": _dpo, "rl": _rl}

@@ -90,7 +90,7 @@ def _summary(path: Path) -> RunSummary:
 def _config_problems(path: Path) -> list[Problem]:
     run = Run.open(path)
     try:
-        found = digest(run.config())
+        found = digest(run.first_config())
     except RunError as error:
         return [Problem(CONFIG, str(error))]
     recorded = run.manifest.get("config_digest")

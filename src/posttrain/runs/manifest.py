@@ -37,6 +37,8 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "HF_HUB_OF
 """Environment variables that change speed, rounding or what can be downloaded. Nothing else of the environment is stored."""
 
 _UNSET = object()
+Difference = tuple[str, Any, Any]
+"""Dotted name, value on one side, value on the other; a side without the name holds a marker that `shown` writes as "unset"."""
 
 
 def build_manifest(
@@ -50,7 +52,7 @@ def build_manifest(
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": _kind(config, command),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": now(),
         "command": list(command),
         "parent": parent,
         "seeds": dict(seeds),
@@ -82,18 +84,28 @@ def code_state(folder: Path) -> dict[str, Any]:
     return {"revision": revision.decode().strip(), "dirty": bool(status), "diff_digest": changes}
 
 
-def config_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What differs between two configs, one line per dotted name with both values.
+def shown(found: Sequence[Difference]) -> list[str]:
+    """One line per difference, with both values.
 
-    >>> config_difference({"seed": 0, "sft": {"lr": 0.1}}, {"seed": 0, "sft": {"lr": 0.2, "epochs": 1}})
+    >>> shown(differences({"seed": 0, "sft": {"lr": 0.1}}, {"seed": 0, "sft": {"lr": 0.2, "epochs": 1}}))
     ['sft.epochs: unset -> 1', 'sft.lr: 0.1 -> 0.2']
     """
-    return [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in differences(a, b)]
+    return [f"{name}: {_shown(old)} -> {_shown(new)}" for name, old, new in found]
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+def value_or_none(value: Any) -> Any:
+    """One side of a difference as JSON: None where the name is unset."""
+    return None if value is _UNSET else value
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[Difference]:
     """(dotted name, value in `a`, value in `b`) of every difference, in name order. Lists are compared whole."""
-    found: list[tuple[str, Any, Any]] = []
+    found: list[Difference] = []
     for key in sorted({*a, *b}):
         old, new = a.get(key, _UNSET), b.get(key, _UNSET)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -38,6 +38,10 @@ class Recorder(Protocol):
         """One scored completion."""
         ...
 
+    def schedule(self, stage: str, line: Mapping[str, Any]) -> None:
+        """One line of an asynchronous stage's schedule: what was drawn or taken, in which order."""
+        ...
+
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
         """Something a person should look at, with the numbers that show it."""
         ...
@@ -82,8 +86,8 @@ class Recorder(Protocol):
 class RunFiles:
     """Where things lie in a run directory, and how they are read. Reading never writes.
 
-    Layout: manifest.json, config.yaml, metrics.jsonl, alarms.jsonl, rollouts/<stage>.jsonl, evals/<name>.json, stages/<stage>.json,
-    checkpoints/<stage>/.
+    Layout: manifest.json, config.yaml, metrics.jsonl, alarms.jsonl, rollouts/<stage>.jsonl, rollouts/<stage>.schedule.jsonl,
+    evals/<name>.json, stages/<stage>.json, checkpoints/<stage>/.
     """
 
     def __init__(self, path: str | Path):
@@ -143,6 +147,9 @@ class SilentRun(RunFiles):
     def rollout(self, stage: str, record: Mapping[str, Any]) -> None:
         """Write nothing."""
 
+    def schedule(self, stage: str, line: Mapping[str, Any]) -> None:
+        """Write nothing."""
+
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
         """Write nothing."""
 
@@ -170,3 +177,8 @@ def safe_name(name: str) -> str:
 def rollout_name(stage: str) -> str:
     """Path of a stage's rollout file within the run."""
     return f"rollouts/{safe_name(stage)}.jsonl"
+
+
+def schedule_name(stage: str) -> str:
+    """Path of a stage's schedule within the run."""
+    return f"rollouts/{safe_name(stage)}.schedule.jsonl"

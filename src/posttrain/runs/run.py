@@ -22,8 +22,8 @@ from posttrain.core.files import (
     write_atomic,
     write_json,
 )
-from posttrain.runs.manifest import build_manifest, config_difference, differences
-from posttrain.runs.recorder import ALARMS, METRICS, NO_SECONDS, SCHEMA, RunFiles, SilentRun, rollout_name
+from posttrain.runs.manifest import Difference, build_manifest, differences, now, shown, value_or_none
+from posttrain.runs.recorder import ALARMS, METRICS, NO_SECONDS, SCHEMA, RunFiles, SilentRun, rollout_name, schedule_name
 
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
@@ -43,6 +43,8 @@ class Run(RunFiles):
         self.manifest: dict[str, Any] = read_json(path / MANIFEST)
         self._writable = writable
         self._writers: dict[str, JsonlWriter] = {}
+        self.notes: list[str] = []
+        """What a person should know about how this process took the run up, one line each."""
 
     @classmethod
     def create(
@@ -73,26 +75,66 @@ class Run(RunFiles):
         return cls(path, writable=True)
 
     @classmethod
-    def resume(cls, path: str | Path, *, config: Config, ignore: Sequence[str] = (), digests: Mapping[str, Any] | None = None) -> Self:
+    def resume(
+        cls,
+        path: str | Path,
+        *,
+        config: Config,
+        ignore: Sequence[str] = (),
+        digests: Mapping[str, Any] | None = None,
+        accept: Sequence[str] = (),
+        command: Sequence[str] = (),
+    ) -> Self:
         """Continue a run with the settings and inputs it was started with.
 
-        `ignore` lists dotted keys (with everything below them) that may differ. Raises RunError naming what differs.
+        `ignore` lists dotted keys (with everything below them) that may differ, `accept` names inputs that may (keys of `digests`). What
+        does differ is entered in the manifest's history, said in `notes`, and holds from then on. Raises RunError naming what differs.
         """
         path = Path(path).resolve()
         run = cls.open(path)
         ignored = tuple(f"{name}." for name in ignore)
-        stored, given = run.config(), config.model_dump(mode="json")
-        changed = [name for name, _, _ in differences(stored, given) if not f"{name}.".startswith(ignored)]
-        lines = [line for line in config_difference(stored, given) if line.partition(":")[0] in changed]
-        if lines:
-            raise RunError(f"{path} was started with other settings: {_some(lines)}; resume with the same ones or choose another --out")
-        inputs = config_difference(run.manifest["digests"], digests or run.manifest["digests"])
-        if inputs:
-            raise RunError(f"{path} was started with other inputs: {_some(inputs)}; restore them or choose another --out")
+        settings = differences(run.config(), config.model_dump(mode="json"))
+        refused = [found for found in settings if not f"{found[0]}.".startswith(ignored)]
+        if refused:
+            raise RunError(
+                f"{path} was started with other settings: {_some(shown(refused))}; resume with the same ones or choose another --out"
+            )
+        inputs = differences(run.manifest["digests"], run.manifest["digests"] if digests is None else digests)
+        if unknown := sorted(set(accept) - {*run.manifest["digests"], *(digests or {})}):
+            known = ", ".join(sorted({*run.manifest["digests"], *(digests or {})})) or "none"
+            raise RunError(f"'{unknown[0]}' is no input of {path}, so it cannot be accepted as changed; its inputs are: {known}")
+        if refused := [found for found in inputs if found[0] not in accept]:
+            names = ",".join(found[0] for found in inputs)
+            raise RunError(
+                f"{path} was started with other inputs: {_some(shown(refused))}; restore them or choose another --out, "
+                f"or go on with what is there now: posttrain resume {path} --accept-changed {names}"
+            )
         for folder in [path, *sorted(entry for entry in path.rglob("*") if entry.is_dir() and not is_leftover(entry.name))]:
             tidy(folder)
         run._writable = True
+        if settings or inputs:
+            run._remember(settings, inputs, command)
         return run
+
+    def _remember(self, settings: Sequence[Difference], inputs: Sequence[Difference], command: Sequence[str]) -> None:
+        """Keep a permitted change for good: one more entry of the manifest's history."""
+        entry = {
+            "at": now(),
+            "command": list(command),
+            "settings": {name: [value_or_none(old), value_or_none(new)] for name, old, new in settings},
+            "inputs": {name: [value_or_none(old), value_or_none(new)] for name, old, new in inputs},
+        }
+        digests = {**self.manifest["digests"], **{name: new for name, (_, new) in entry["inputs"].items()}}
+        self.manifest = {
+            **self.manifest,
+            "digests": {name: value for name, value in digests.items() if value is not None},
+            "history": [*self.manifest.get("history", ()), entry],
+        }
+        write_json(self.path / MANIFEST, self.manifest)
+        self.notes += [f"goes on with another {name}: {old} -> {new}, as was asked for" for name, (old, new) in entry["inputs"].items()]
+        for name, (old, new) in entry["settings"].items():
+            digits = "; sums of floats run in another order, so last digits may differ from an uninterrupted run"
+            self.notes.append(f"goes on with {name} = {new} instead of {old}{digits if name == 'processes' else ''}")
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -108,11 +150,29 @@ class Run(RunFiles):
         return SilentRun(path)
 
     def config(self) -> dict[str, Any]:
-        """The resolved config as stored."""
+        """The resolved config in force: as the run was started, with the changes that its history permits."""
+        config = self.first_config()
+        for entry in self.manifest.get("history", ()):
+            for name, (_, new) in entry["settings"].items():
+                *parents, leaf = name.split(".")
+                place = config
+                for parent in parents:
+                    place = place.setdefault(parent, {})
+                place[leaf] = new
+        return config
+
+    def first_config(self) -> dict[str, Any]:
+        """The resolved config as the run was started, which is what config.yaml holds and the manifest's digest is of."""
         try:
             return yaml.safe_load((self.path / CONFIG).read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
             raise RunError(f"{self.path / CONFIG}: not readable ({str(error).splitlines()[0]})") from None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every stage that the run declared is finished."""
+        stages = self.manifest.get("stages") or ()
+        return bool(stages) and all(self.finished(stage) is not None for stage in stages)
 
     def metric(
         self,
@@ -140,6 +200,10 @@ class Run(RunFiles):
     def rollout(self, stage: str, record: Mapping[str, Any]) -> None:
         """Append one scored completion. Raises ValueError naming the key of a non-finite number."""
         self._append(rollout_name(stage), {"schema": SCHEMA, **record})
+
+    def schedule(self, stage: str, line: Mapping[str, Any]) -> None:
+        """Append one line to the stage's schedule."""
+        self._append(schedule_name(stage), {"schema": SCHEMA, **line})
 
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
         """Append to alarms.jsonl. Non-finite numbers in `evidence` are written by name ("nan", "inf")."""

@@ -11,7 +11,7 @@ import pytest
 
 import posttrain
 from posttrain.core.digest import digest
-from posttrain.runs.manifest import build_manifest, code_state, config_difference
+from posttrain.runs.manifest import build_manifest, code_state, differences, shown
 
 
 def manifest(**changes):
@@ -81,13 +81,13 @@ def test_code_state_ignores_a_checkout_that_does_not_track_the_code(checkout, mo
     assert code_state(checkout / "code") == unknown
 
 
-def test_config_difference_names_key_and_both_values():
+def test_a_difference_names_key_and_both_values():
     a = {"seed": 0, "sft": {"lr": 1e-5, "epochs": 2}, "names": ["x"], "old": None}
     b = {"seed": 0, "sft": {"lr": 3e-5, "epochs": 2}, "names": ["x", "y"], "new": {"z": 1}}
-    assert config_difference(a, b) == [
+    assert shown(differences(a, b)) == [
         "names: ['x'] -> ['x', 'y']",
         "new: unset -> {'z': 1}",
         "old: None -> unset",
         "sft.lr: 1e-05 -> 3e-05",
     ]
-    assert config_difference(a, a) == []
+    assert shown(differences(a, a)) == []

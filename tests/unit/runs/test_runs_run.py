@@ -13,6 +13,7 @@ import pytest
 
 from posttrain.core.config import Config
 from posttrain.core.errors import RunError, StorageError
+from posttrain.runs.listing import verify
 from posttrain.runs.recorder import Recorder
 from posttrain.runs.run import Run, deterministic_bytes
 
@@ -91,16 +92,93 @@ def test_resume_names_the_differing_keys_and_both_values(tmp_path):
         Run.resume(tmp_path / "a", config=changed)
     with pytest.raises(RunError, match=r"other settings: seed: 0 -> 3; resume"):
         Run.resume(tmp_path / "a", config=changed, ignore=["sft"])
-    assert Run.resume(tmp_path / "a", config=changed, ignore=["seed", "sft.lr"]).config()["seed"] == 0
     with pytest.raises(RunError, match="seed: 0 -> 3"):
         Run.resume(tmp_path / "a", config=Outer(seed=3), ignore=["see"])
 
 
-def test_resume_refuses_other_inputs(tmp_path):
+def test_resume_refuses_other_inputs_and_names_each_with_both_digests(tmp_path):
     create(tmp_path / "a")
     Run.resume(tmp_path / "a", config=Outer(), digests={"data": "aa"})
-    with pytest.raises(RunError, match="other inputs: data: 'aa' -> 'bb'"):
-        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb"})
+    before = files(tmp_path)
+    with pytest.raises(RunError) as caught:
+        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb", "template": "cc"})
+    assert str(caught.value) == (
+        f"{tmp_path / 'a'} was started with other inputs: data: 'aa' -> 'bb', template: unset -> 'cc'; restore them or choose another "
+        f"--out, or go on with what is there now: posttrain resume {tmp_path / 'a'} --accept-changed data,template"
+    )
+    with pytest.raises(RunError, match="other inputs: data: 'aa' -> unset"):
+        Run.resume(tmp_path / "a", config=Outer(), digests={})
+    with pytest.raises(RunError, match="other inputs: template: unset -> 'cc'; .*--accept-changed data,template"):
+        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb", "template": "cc"}, accept=["data"])
+    assert files(tmp_path) == before
+
+
+def test_an_accepted_change_is_recorded_and_holds_from_then_on(tmp_path):
+    create(tmp_path / "a")
+    run = Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb"}, accept=["data"], command=["posttrain", "--resume"])
+    assert run.notes == ["goes on with another data: aa -> bb, as was asked for"]
+    (entry,) = Run.open(tmp_path / "a").manifest["history"]
+    assert (entry["inputs"], entry["settings"], entry["command"]) == ({"data": ["aa", "bb"]}, {}, ["posttrain", "--resume"])
+    again = Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb"})
+    assert again.notes == []
+    assert len(again.manifest["history"]) == 1
+    with pytest.raises(RunError, match="other inputs: data: 'bb' -> 'aa'"):
+        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "aa"})
+    assert verify(tmp_path / "a") == []
+
+
+def test_accepting_what_is_no_input_is_refused(tmp_path):
+    create(tmp_path / "a")
+    with pytest.raises(RunError, match="'date' is no input of .*; its inputs are: data"):
+        Run.resume(tmp_path / "a", config=Outer(), digests={"data": "bb"}, accept=["date"])
+
+
+def test_a_setting_that_may_change_is_recorded_and_the_first_one_kept(tmp_path):
+    create(tmp_path / "a")
+    text = (tmp_path / "a" / "config.yaml").read_bytes()
+    changed = Outer(seed=3, sft=Inner(lr=3e-5))
+    run = Run.resume(tmp_path / "a", config=changed, ignore=["seed", "sft.lr"])
+    assert run.notes == ["goes on with seed = 3 instead of 0", "goes on with sft.lr = 3e-05 instead of 1e-05"]
+    assert (tmp_path / "a" / "config.yaml").read_bytes() == text
+    again = Run.open(tmp_path / "a")
+    assert again.config() == changed.model_dump(mode="json")
+    assert again.first_config() == Outer().model_dump(mode="json")
+    assert verify(tmp_path / "a") == []
+    assert Run.resume(tmp_path / "a", config=changed).notes == []
+    back = Run.resume(tmp_path / "a", config=Outer(), ignore=["seed", "sft"])
+    assert back.config() == Outer().model_dump(mode="json")
+    assert len(back.manifest["history"]) == 2
+
+
+def test_another_number_of_processes_says_what_it_costs(tmp_path):
+    class Parallel(Config):
+        processes: int = 1
+
+    Run.create(tmp_path / "a", config=Parallel(), command=COMMAND, seeds={})
+    run = Run.resume(tmp_path / "a", config=Parallel(processes=2), ignore=["processes"])
+    (note,) = run.notes
+    assert note.startswith("goes on with processes = 2 instead of 1; ")
+    assert "last digits may differ" in note
+
+
+def test_a_change_that_was_killed_in_its_write_is_as_if_not_made(tmp_path, monkeypatch):
+    create(tmp_path / "a")
+    monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StorageError, match="Input/output error"):
+        Run.resume(tmp_path / "a", config=Outer(seed=3), ignore=["seed"])
+    monkeypatch.undo()
+    assert Run.open(tmp_path / "a").config()["seed"] == 0
+    assert Run.resume(tmp_path / "a", config=Outer()).notes == []
+
+
+def test_a_run_is_complete_when_every_declared_stage_is(tmp_path):
+    run = Run.create(tmp_path / "a", config=Outer(), command=COMMAND, seeds={}, stages=["sft", "dpo"])
+    assert not run.complete
+    run.finish_stage("sft", {})
+    assert not run.complete
+    run.finish_stage("dpo", {})
+    assert run.complete
+    assert not create(tmp_path / "b").complete
 
 
 def test_resume_cleans_what_a_killed_process_left(tmp_path):
@@ -133,8 +211,10 @@ def test_equal_runs_differ_only_in_seconds(tmp_path):
     two.metric("sft", 1, {"acc": 0.5, "loss": 2.5}, {"step": 0.75})
     first, second = one.path / "metrics.jsonl", two.path / "metrics.jsonl"
     assert first.read_bytes() != second.read_bytes()
-    assert deterministic_bytes(first) == deterministic_bytes(second) == (
-        b'{"schema": 1, "stage": "sft", "step": 1, "acc": 0.5, "loss": 2.5}\n'
+    assert (
+        deterministic_bytes(first)
+        == deterministic_bytes(second)
+        == (b'{"schema": 1, "stage": "sft", "step": 1, "acc": 0.5, "loss": 2.5}\n')
     )
     two.metric("sft", 2, {"acc": 0.5})
     assert deterministic_bytes(first) != deterministic_bytes(second)
