@@ -134,6 +134,10 @@ def test_a_draft_with_another_tokenizer_is_refused(folder, toy, tmp_path):
     save(toy.model(266), other, tmp_path / "draft")
     with pytest.raises(ConfigError, match="266 tokens and the model 265"):
         contract(settings_of(folder, "speculative", draft=str(tmp_path / "draft")), Store(tmp_path / "store"))
+    for word in ("aa", "bb"):  # as many tokens, and others
+        save(toy.model(266), build_tokenizer([f"{word} {word} {word}"] * 50, 266), tmp_path / word)
+    with pytest.raises(ConfigError, match="to the draft and"):
+        Bench(settings_of(tmp_path / "aa", "speculative", draft=str(tmp_path / "bb")))
     save(toy.model(265, seed=1), toy.tokenizer, tmp_path / "fits")
     bench = Bench(settings_of(folder, "speculative", draft=str(tmp_path / "fits")))
     assert bench.key.digest != Bench(settings_of(folder, "speculative")).key.digest
