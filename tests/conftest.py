@@ -98,6 +98,9 @@ class Memory(RunFiles):
     def rollout(self, stage: str, record: Mapping[str, Any]) -> None:
         self.lines["rollouts"].append({"stage": stage, **record})
 
+    def schedule(self, stage: str, line: Mapping[str, Any]) -> None:
+        self.lines.setdefault("schedule", []).append(dict(line))
+
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
         self.lines["alarms"].append({"stage": stage, "step": step, "name": name})
 

@@ -41,6 +41,8 @@ class StopReason(StrEnum):
     """The token budget ran out: the completion is truncated, not finished."""
     CONTROL = "control"
     """The policy emitted a control token that only the harness may write (a role marker, padding)."""
+    TURNS = "turns"
+    """The world still had something to say when the most turns were taken."""
     PAUSED = "paused"
     """Not an ending: as many tokens were drawn as the caller asked for in one go. The rest is drawn later, perhaps by newer weights."""
 
@@ -101,7 +103,7 @@ class Trajectory:
     """log-probability in nats of each sampled token under the sampling distribution (after temperature, top-k, top-p)."""
     stop: StopReason
     text: str
-    """Decoded view of the completion, without the stop token."""
+    """Decoded view of the completion, without the stop token; of several turns the last, which is the answer."""
     version: int
     """Policy version that sampled it: the number of optimizer steps taken. Of several versions the oldest."""
     owners: tuple[Owner, ...] = ()
@@ -110,6 +112,8 @@ class Trajectory:
     """Policy version of each of `ids`; empty means that `version` drew them all. Example: (7, 7, 8) after a swap before the third."""
     candidates: tuple[tuple[int, ...], ...] = ()
     """Ids that the cut (top-k, top-p, min-p) left at each of `ids`, the sampled one included; empty when nothing was cut."""
+    transcript: str = ""
+    """Decoded view of everything after the prompt when there were several turns."""
 
     @property
     def completion(self) -> Tokens:

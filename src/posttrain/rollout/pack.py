@@ -138,7 +138,10 @@ def _batch(samples: Sequence[Sample], rows: Sequence[_Row], width: int, totals: 
     behaviour = _stream([samples[i].logps for i in order], longest)
     source, target = torch.tensor(sources, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
     return Batch(
-        *(torch.from_numpy(stream) for stream in (ids, position, document, branch)),
+        torch.from_numpy(ids),
+        torch.from_numpy(position),
+        torch.from_numpy(document),
+        torch.from_numpy(branch),
         source,
         target,
         slot_BT,

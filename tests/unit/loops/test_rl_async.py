@@ -132,12 +132,13 @@ def test_bound_0_draws_and_trains_what_the_synchronous_run_does(toy):
         assert after["account_in_flight_rollouts"] == 0
 
 
-def test_staleness_is_reached_and_never_exceeded(toy, slow_workers):
+def test_older_rollouts_are_trained_and_none_beyond_the_bound(toy, slow_workers):
+    """How much of the bound is used is up to the clock here; in a simulated one it is exact (test_async_flow)."""
     for bound in (1, 3):
         recorder = toy.recorder()
         run(toy, Async(bound=bound, workers=2, chunk=3), toy.session(recorder), steps=8)
         ages = [line["age_max"] for line in recorder.lines["metrics"]]
-        assert max(ages) == bound
+        assert 0 < max(ages) <= bound
         assert all(balanced(line) for line in recorder.lines["metrics"])
         assert recorder.lines["metrics"][-1]["account_in_flight_rollouts"] == 0
         issued = sum(line["draw"][2] for line in schedule(recorder) if line["kind"] == "issue")
@@ -323,7 +324,7 @@ def test_several_updates_per_step_count_as_that_many_versions(toy, slow_workers)
     recorder = toy.recorder()
     run(toy, Async(bound=5, workers=2, chunk=3), toy.session(recorder), minibatches=2, steps=8)
     ages = [line["age_max"] for line in recorder.lines["metrics"]]
-    assert max(ages) == 4  # two steps ahead of two updates each
+    assert max(ages) in (2, 4)  # at most two steps ahead, of two updates each
 
 
 def test_steps_without_an_update_and_a_critic_in_warm_up_replay_too(toy, slow_workers, tmp_path):

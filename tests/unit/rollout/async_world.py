@@ -41,6 +41,10 @@ class Speech:
         mean = SLOW if messages[-1].content == "slow" else FAST
         return Tokens((1, mean), (Owner.TEMPLATE, Owner.USER))
 
+    def reply(self, before: Sequence[Message], messages: Sequence[Message]) -> Tokens:
+        assert before[-1].role == "assistant"
+        return Tokens((90, 91), (Owner.TOOL, Owner.TEMPLATE))
+
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(str(i) for i in ids)
 

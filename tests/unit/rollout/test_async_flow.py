@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -248,6 +249,50 @@ def test_versions_are_kept_per_token_only_where_they_differ():
     once = Row(seed=1)
     extend(once, Completion((5,), (-0.1,), StopReason.END, 3), made)
     assert once.trajectory(TASK, 0, prompt, 9).versions == ()
+
+
+class Asked:
+    """A world that says how often it was asked."""
+
+    def __init__(self):
+        self.asked: list[str] = []
+
+    def reply(self, text: str) -> tuple[Message, ...]:
+        self.asked.append(text)
+        return (Message("tool", f"{len(self.asked)}"),)
+
+
+def test_a_row_goes_on_after_what_the_world_said_and_tells_a_new_world_everything_again():
+    made, prompt = source(max_tokens=8), Tokens((1, 4), (Owner.TEMPLATE, Owner.USER))
+    made.collector = replace(made.collector, env_of=lambda task: Asked(), turns=3)
+    row = Row(seed=1)
+    extend(row, Completion((5, 6), (-0.1, -0.2), StopReason.END, 3), made)
+    assert (row.ids, row.start, row.drawn, row.turns) == ([5, 6, 90, 91], 4, 2, 1)
+    extend(row, Completion((7,), (-0.3,), StopReason.PAUSED, 4), made)
+    assert row.request(prompt.ids, made.collector, 9) == Request(
+        (1, 4, 5, 6, 90, 91), made.collector.sampling, derive(1, "turn", 1), (7,), 5
+    )
+    again = Row.of(json.loads(json.dumps(row.json())))
+    assert again.env is None
+    for one in (row, again):
+        extend(one, Completion((8,), (-0.4,), StopReason.END, 4), made)
+        assert [message.content for message in one.messages] == ["5 6", "1", "7 8", "2"]
+        assert one.env is not None
+        assert one.env.asked == ["5 6", "7 8"]
+        extend(one, Completion((9, 9, 9), (-0.5,) * 3, StopReason.END, 4), made)
+    whole = row.trajectory(TASK, 0, prompt, 0)
+    assert whole == again.trajectory(TASK, 0, prompt, 0)
+    assert (whole.stop, whole.text, whole.version, whole.completion.trained) == (StopReason.TURNS, "9 9 9", 3, 7)
+    assert whole.versions == (3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4)
+
+
+def test_the_budget_of_all_turns_ends_an_episode():
+    made = source(max_tokens=4)
+    made.collector = replace(made.collector, env_of=lambda task: Asked(), turns=9)
+    row = Row(seed=1)
+    extend(row, Completion((5, 6), (-0.1, -0.2), StopReason.END, 0), made)
+    extend(row, Completion((7, 8), (-0.1, -0.2), StopReason.PAUSED, 0), made)
+    assert (row.stop, row.drawn) == (StopReason.LENGTH, 4)
 
 
 def test_a_flow_goes_on_from_its_checkpoint_where_it_stood():
