@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,6 +117,22 @@ def compare(vocab: int, hidden: int, tokens: int, repeats: int) -> None:
         line(f"  head {head:9}  sliced / full: {ratios}")
         for name, value in child("deviations", *shape, "--head", head).items():
             line(f"  head {head:9}  largest deviation / largest magnitude: {name}: {value:.1e}")
+
+
+def run(bench: Any) -> None:
+    """As a member of harness.py: the vocabulary and width of SmolLM2-135M."""
+    shape = ("--vocab", 49_152, "--hidden", 576, "--tokens", 2048)
+    for head in HEADS:
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in PATHS}
+        for repeat in range(bench.repeats):
+            for name in list(PATHS)[:: -1 if repeat % 2 else 1]:
+                runs[name].append(child(name, *shape, "--head", head))
+        for key, unit in (("seconds", "s"), ("MiB", "MiB")):
+            sides = [[found[key] for found in runs[name]] for name in ("sliced", "full")]
+            bench.add(
+                f"log-prob kernel, {head} head: {key}", *sides, unit=unit, higher=False, bar=None, peer_name="all logits at once",
+                conditions="vocabulary 49,152, width 576, 2,048 tokens, float32, forward and backward, a process per pass",
+            )  # fmt: skip
 
 
 def main() -> None:
