@@ -1,156 +1,187 @@
-"""Cached decoding through a model's own modules: prompts are computed once, siblings share them, finished rows leave.
+"""Next-token logits of a changing set of rows: rows enter, take steps together, and leave.
 
 `LlamaDecoder` serves every decoder of the Llama shape (Llama, SmolLM, Qwen2, Qwen3, Mistral without a sliding window), with or without
-LoRA, because it calls the model's own projections. Anything else goes through `GenericDecoder`, the library's forward, with the same
-contract.
+LoRA. Anything else goes through `GenericDecoder`, the library's own forward, with the same contract.
+
+A token's way through a step: `fused.project` turns it into query, key and value; `table.attend` stores key and value and mixes what the
+row may see; the block's `out` and `mlp` add to it; the head reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FAST_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+from posttrain.engine.decoding import Context as Context
+from posttrain.engine.decoding import Decoder as Decoder
+from posttrain.engine.fused import FAST_FAMILIES as FAST_FAMILIES
+from posttrain.engine.fused import Fused, fuse, fusible
+from posttrain.engine.fused import backbone as backbone
+from posttrain.engine.fused import config_of as config_of
+from posttrain.engine.generic_decoder import GenericDecoder
+from posttrain.engine.prefix_cache import Match, PrefixCache
+from posttrain.engine.table import Row, Table
+
+READ_TOKENS = 8192
+"""Tokens that are read in one pass, padding included."""
+WORTH_SHARING = 64
+"""Tokens that reading a common head of several prompts once must save."""
+CROWDED = 0.5
+"""The table is rebuilt when fewer than this share of its places is taken."""
 
 
-class Decoder(Protocol):
-    """Next-token logits for a set of live rows."""
+def decoder_for(model: nn.Module, prefixes: PrefixCache | None = None) -> Decoder:
+    """The fast decoder when the model has the Llama shape, the generic one otherwise. It holds the weights as they are now.
 
-    def start(self, prompts: Sequence[tuple[int, ...]], copies: Sequence[int], budget: int) -> Tensor:
-        """Read each prompt once, make `copies[i]` rows of it with room for `budget` more tokens; logits [rows, V] of the next token."""
-        ...
-
-    def step(self, ids_B: Tensor) -> Tensor:
-        """Append one token to each live row; logits [live, V] of the next."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Only these row indices stay live."""
-        ...
-
-
-def decoder_for(model: nn.Module) -> Decoder:
-    """The fast decoder when the model has the Llama shape, the generic one otherwise."""
-    config = config_of(model)
-    if config.model_type in FAST_FAMILIES and not getattr(config, "sliding_window", None):
-        return LlamaDecoder(model)
-    return GenericDecoder(model)
-
-
-def config_of(model: nn.Module) -> Any:
-    """The Hugging Face config of a model, whatever class it has."""
-    return model.config
-
-
-def backbone(model: nn.Module) -> nn.Module:
-    """The module with `embed_tokens`, `layers` and `norm`, through any adapter wrapper."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return inner.model  # type: ignore[return-value]
+    Args:
+        prefixes: where to keep what later prompts may begin with; it must hold nothing of other weights.
+    """
+    return LlamaDecoder(fuse(model), PrefixCache(0) if prefixes is None else prefixes) if fusible(model) else GenericDecoder(model)
 
 
 class LlamaDecoder:
-    """Preallocated key/value cache [rows, kv heads, capacity, head dim] per layer, one write position per row."""
+    """Decodes with prepared weights, and remembers prefixes."""
 
-    def __init__(self, model: nn.Module):
-        self.trunk = backbone(model)
-        self.head = model.get_output_embeddings()  # type: ignore[operator]
-        config = config_of(model)
-        self.kv_heads: int = config.num_key_value_heads
-        self.groups: int = config.num_attention_heads // config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.lengths = torch.zeros(0, dtype=torch.long)
+    joins = True
+
+    def __init__(self, weights: Fused, prefixes: PrefixCache):
+        self.weights, self.prefixes = weights, prefixes
+        self.computed = 0
+        """Prompt tokens read so far, those found in the prefix cache not counted."""
+        self._known: dict[tuple[int, ...], Match] = {}
+        self._table = self._empty()
+
+    def _empty(self) -> Table:
+        w = self.weights
+        return Table(len(w.blocks), w.kv_heads, w.head_dim, w.heads, w.embed_VH)
 
     def bytes_per_token(self) -> int:
-        """Cache bytes that one token of one row takes."""
-        return 2 * len(self.trunk.layers) * self.kv_heads * self.head_dim * 4  # type: ignore[arg-type]
+        w = self.weights
+        return 2 * len(w.blocks) * w.kv_heads * w.head_dim * w.embed_VH.element_size()
 
-    @torch.no_grad()
-    def start(self, prompts: Sequence[tuple[int, ...]], copies: Sequence[int], budget: int) -> Tensor:
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        longest, shared = int(lengths.max()), _shared_prefix(prompts)
-        self._allocate(len(prompts), longest)
-        if shared:
-            self._extend(torch.tensor([prompts[0][:shared]]), torch.zeros(1, dtype=torch.long), rows=1)
-            for cache in (*self.keys, *self.values):
-                cache[1:, :, :shared] = cache[:1, :, :shared]
-        rest_PT = torch.zeros(len(prompts), longest - shared, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            rest_PT[row, : len(prompt) - shared] = torch.tensor(prompt[shared:])
-        hidden_PTH = self._extend(rest_PT, torch.full((len(prompts),), shared), rows=len(prompts))
-        last_PH = hidden_PTH[torch.arange(len(prompts)), lengths - shared - 1]
-        rows = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(copies))
-        self._spread(rows, longest + budget)
-        self.lengths = lengths[rows]
-        return self.head(last_PH)[rows]
+    @torch.inference_mode()
+    def enter(self, contexts: Sequence[Context]) -> Tensor:
+        prompts = list(dict.fromkeys(c.prompt for c in contexts))
+        states = self._read({prompt: self.prefixes.match(prompt[:-1]) for prompt in prompts})
+        longer = {c.prompt + c.drawn: self._longest(c, states[c.prompt][0]) for c in contexts if c.drawn}
+        states.update(self._read({ids: match for ids, match in longer.items() if ids not in states}))
+        self._known.update((prompt, states[prompt][0]) for prompt in prompts)
+        rows = [Row(c.prompt, -len(c.drawn)) for c in contexts]
+        own = [_joined(states[c.prompt + c.drawn][0], len(c.prompt)) if c.drawn else self.weights.embed_VH for c in contexts]
+        kv = {prompt: _joined(states[prompt][0]) for prompt in prompts}
+        self._table.rebuild(range(len(self._table.rows)), rows, kv, own)
+        distinct = {ids: index for index, ids in enumerate(states)}
+        hidden_DH = torch.stack([hidden_H for _, hidden_H in states.values()])
+        index = torch.tensor([distinct[c.prompt + c.drawn] for c in contexts], device=hidden_DH.device)
+        return self.weights.head(self.weights.norm(hidden_DH))[index]
 
-    @torch.no_grad()
-    def step(self, ids_B: Tensor) -> Tensor:
-        hidden_B1H = self._extend(ids_B[:, None], self.lengths, rows=len(ids_B))
-        self.lengths = self.lengths + 1
-        return self.head(hidden_B1H[:, 0])
+    @torch.inference_mode()
+    def step(self, ids_R: Tensor) -> Tensor:
+        table, w = self._table, self.weights
+        table.open_column()
+        x_RH = w.embed_VH[ids_R]
+        turns_R1F = w.turns(table.position_R)
+        for layer, block in enumerate(w.blocks):
+            mixed = table.attend(layer, w.project(block, x_RH, turns_R1F), w.scaling)
+            x_RH = block.mlp_onto(block.out.onto(x_RH, mixed))
+        table.tick()
+        return w.head(w.norm(x_RH))
 
-    def keep(self, rows: Tensor) -> None:
-        self.keys = [cache[rows] for cache in self.keys]
-        self.values = [cache[rows] for cache in self.values]
-        self.lengths = self.lengths[rows]
+    @torch.inference_mode()
+    def remember(self, row: int, drawn: Sequence[int]) -> None:
+        prompt = self._table.rows[row].prompt
+        if self.prefixes.continued:
+            self.prefixes.add(prompt + tuple(drawn), self._known[prompt], self._table.own_of(row))
+        elif self.prefixes.max_bytes:
+            self.prefixes.add_ids(prompt + tuple(drawn))
 
-    def _allocate(self, rows: int, capacity: int) -> None:
-        shape = (rows, self.kv_heads, capacity, self.head_dim)
-        dtype = next(self.trunk.parameters()).dtype
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in self.trunk.layers]  # type: ignore[union-attr]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in self.trunk.layers]  # type: ignore[union-attr]
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        if not rows:
+            self._table = self._empty()
+            self._known.clear()
+        elif len(rows) < CROWDED * self._table.places:
+            self._table.rebuild(rows, (), {}, ())
+        else:
+            self._table.keep(rows)
 
-    def _spread(self, rows: Tensor, capacity: int) -> None:
-        """Give each sibling its own copy of its prompt's cache, with room to grow."""
-        for caches in (self.keys, self.values):
-            for layer, cache in enumerate(caches):
-                grown = cache.new_zeros(len(rows), self.kv_heads, capacity, self.head_dim)
-                grown[:, :, : cache.shape[2]] = cache[rows]
-                caches[layer] = grown
+    def _longest(self, context: Context, prompt: Match) -> Match:
+        """What is known of a prompt and what was drawn after it: at least the prompt."""
+        found = self.prefixes.match((context.prompt + context.drawn)[:-1])
+        return found if found.length > prompt.length else prompt
 
-    def _extend(self, ids_BT: Tensor, start_B: Tensor, rows: int) -> Tensor:
-        """Run T more tokens of the first `rows` rows from position start_B; writes the cache, returns final hidden states [rows, T, H]."""
-        steps = ids_BT.shape[1]
-        position_BT = start_B[:, None] + torch.arange(steps)
-        reach = int(start_B.max()) + steps
-        visible_BTS = torch.arange(reach) <= position_BT[:, :, None]
-        # Query heads that share a key head become extra queries of it: no copy of the cache is made.
-        mask = visible_BTS[:, None].repeat(1, 1, self.groups, 1)
-        x_BTH = self.trunk.embed_tokens(ids_BT)  # type: ignore[operator]
-        cos, sin = self.trunk.rotary_emb(x_BTH, position_ids=position_BT)  # type: ignore[operator]
-        batch = torch.arange(rows)[:, None]
-        for layer, block in enumerate(self.trunk.layers):  # type: ignore[arg-type]
-            q, k, v = self._project(block.self_attn, block.input_layernorm(x_BTH), cos, sin)
-            self.keys[layer][batch, :, position_BT] = k
-            self.values[layer][batch, :, position_BT] = v
-            q = q.view(rows, steps, self.kv_heads, self.groups, self.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            mixed = F.scaled_dot_product_attention(
-                q, self.keys[layer][:rows, :, :reach], self.values[layer][:rows, :, :reach], mask, scale=block.self_attn.scaling
-            )
-            mixed = mixed.view(rows, self.kv_heads, self.groups, steps, self.head_dim).permute(0, 3, 1, 2, 4).reshape(rows, steps, -1)
-            x_BTH = x_BTH + block.self_attn.o_proj(mixed)
-            x_BTH = x_BTH + block.mlp(block.post_attention_layernorm(x_BTH))
-        return self.trunk.norm(x_BTH)  # type: ignore[operator]
+    def _read(self, known: dict[tuple[int, ...], Match]) -> dict[tuple[int, ...], tuple[Match, Tensor]]:
+        """Read sequences of which so much is known: a match that covers each, and the state [H] that predicts what follows it."""
+        sequences = list(known)
+        head = _shared_prefix(sequences)
+        if head * (len(sequences) - 1) >= WORTH_SHARING and all(match.length < head for match in known.values()):
+            start = sequences[0][:head]
+            ((shared, _),) = self._read_together([start], [self.prefixes.match(start[:-1])])
+            known = dict.fromkeys(sequences, shared)
+        states = {}
+        for part in _portions(sorted(sequences, key=lambda ids: len(ids) - known[ids].length), known):
+            states.update(zip(part, self._read_together(part, [known[ids] for ids in part]), strict=True))
+        return states
 
-    def _project(self, attention: nn.Module, h_BTH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as [B, T, heads, head dim], positions applied."""
-        shape = (*h_BTH.shape[:-1], -1, self.head_dim)
-        q, k, v = (getattr(attention, name)(h_BTH).view(shape) for name in ("q_proj", "k_proj", "v_proj"))
-        if hasattr(attention, "q_norm"):
-            q, k = attention.q_norm(q), attention.k_norm(k)  # type: ignore[operator]
-        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+    def _read_together(self, sequences: Sequence[tuple[int, ...]], known: Sequence[Match]) -> list[tuple[Match, Tensor]]:
+        """One pass over the unknown tokens of a few sequences. Keys and values lie at their positions: kv[..., p, :] is position p's."""
+        w, device = self.weights, self.weights.embed_VH.device
+        fresh = [len(ids) - match.length for ids, match in zip(sequences, known, strict=True)]
+        rows, width, longest = len(sequences), max(len(ids) for ids in sequences), max(fresh)
+        kv = w.embed_VH.new_zeros(len(w.blocks), 2, rows, w.kv_heads, width, w.head_dim)
+        for row, match in enumerate(known):
+            for start, piece in match.pieces():
+                kv[:, :, row, :, start : start + piece.shape[-2]] = piece
+        start_R = torch.tensor([match.length for match in known], device=device)
+        fresh_R = torch.tensor(fresh, device=device)
+        offset_RT = torch.arange(longest, device=device).expand(rows, -1)
+        row_N, offset_N = (offset_RT < fresh_R[:, None]).nonzero().unbind(1)
+        position_N = start_R[row_N] + offset_N
+        flat_RT = (fresh_R.cumsum(0) - fresh_R)[:, None] + offset_RT.clamp(max=fresh_R[:, None] - 1)
+        visible_RTW = torch.arange(width, device=device) <= (start_R[:, None] + offset_RT)[:, :, None]
+        mask = torch.zeros(visible_RTW.shape, dtype=kv.dtype, device=device).masked_fill_(~visible_RTW, -torch.inf)[:, None]
+        unknown = [token for ids, match in zip(sequences, known, strict=True) for token in ids[match.length :]]
+        x_NH = w.embed_VH[torch.tensor(unknown, device=device)]
+        turns_N1F = w.turns(position_N)
+        for layer, block in enumerate(w.blocks):
+            qkv = w.project(block, x_NH, turns_N1F)
+            split = w.heads * w.head_dim
+            kv[layer][:, row_N, :, position_N] = qkv[:, split:].view(-1, 2, w.kv_heads, w.head_dim)
+            if layer == len(w.blocks) - 1:  # nothing reads the other tokens' states
+                last_R1 = flat_RT[torch.arange(rows, device=device), fresh_R - 1][:, None]
+                mask, flat_RT, x_NH = mask[torch.arange(rows, device=device), :, fresh_R - 1][:, :, None], last_R1, x_NH[last_R1[:, 0]]
+                row_N, offset_N = torch.arange(rows, device=device), torch.zeros_like(fresh_R)
+            q = qkv[flat_RT, :split].view(rows, -1, w.heads, w.head_dim).transpose(1, 2)
+            keys, values = kv[layer]
+            mixed = F.scaled_dot_product_attention(q, keys, values, mask, scale=w.scaling, enable_gqa=w.heads != w.kv_heads)
+            x_NH = block.mlp_onto(block.out.onto(x_NH, mixed.transpose(1, 2)[row_N, offset_N].flatten(1)))
+        self.computed += len(unknown)
+        matches = [
+            self.prefixes.add(ids, match, kv[:, :, row, :, match.length : len(ids)])
+            for row, (ids, match) in enumerate(zip(sequences, known, strict=True))
+        ]
+        return list(zip(matches, x_NH, strict=True))
 
 
-def _rotate(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
-    """Rotary positions in the half-split layout of the Llama family."""
-    first, second = x_BTHD.chunk(2, dim=-1)
-    return x_BTHD * cos_BTD[:, :, None] + torch.cat((-second, first), dim=-1) * sin_BTD[:, :, None]
+def _joined(match: Match, start: int = 0) -> Tensor:
+    """Keys and values of the matched tokens from position `start` on."""
+    pieces = [piece if at >= start else piece[..., start - at :, :] for at, piece in match.pieces() if at + piece.shape[-2] > start]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces[::-1], dim=-2)
+
+
+def _portions(sequences: Sequence[tuple[int, ...]], known: dict[tuple[int, ...], Match]) -> Iterator[list[tuple[int, ...]]]:
+    """Sequences, the one with the least to read first, in portions of at most READ_TOKENS."""
+    portion: list[tuple[int, ...]] = []
+    for ids in sequences:
+        if portion and (len(portion) + 1) * (len(ids) - known[ids].length) > READ_TOKENS:
+            yield portion
+            portion = []
+        portion.append(ids)
+    if portion:
+        yield portion
 
 
 def _shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
@@ -162,49 +193,3 @@ def _shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
     while shared < min(len(first), len(last)) and first[shared] == last[shared]:
         shared += 1
     return min(shared, min(len(prompt) for prompt in prompts) - 1)
-
-
-class GenericDecoder:
-    """The library's own forward with its dynamic cache, prompts padded on the left."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-        self.cache: object | None = None
-        self.mask_BS = torch.zeros(0, 0, dtype=torch.long)
-
-    def bytes_per_token(self) -> int:
-        """Cache bytes that one token of one row takes, from the config."""
-        config = config_of(self.model).get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * head_dim * 4
-
-    @torch.no_grad()
-    def start(self, prompts: Sequence[tuple[int, ...]], copies: Sequence[int], budget: int) -> Tensor:
-        longest = max(len(prompt) for prompt in prompts)
-        ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
-        mask_PT = torch.zeros_like(ids_PT)
-        for row, prompt in enumerate(prompts):
-            ids_PT[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask_PT[row, longest - len(prompt) :] = 1
-        self.cache, self.mask_BS = None, mask_PT
-        logits_PV = self._forward(ids_PT, (mask_PT.cumsum(-1) - 1).clamp(min=0))
-        rows = torch.repeat_interleave(torch.arange(len(prompts)), torch.tensor(copies))
-        self.keep(rows)
-        return logits_PV[rows]
-
-    @torch.no_grad()
-    def step(self, ids_B: Tensor) -> Tensor:
-        self.mask_BS = torch.cat([self.mask_BS, torch.ones(len(ids_B), 1, dtype=torch.long)], dim=1)
-        return self._forward(ids_B[:, None], self.mask_BS.sum(-1, keepdim=True) - 1)
-
-    def keep(self, rows: Tensor) -> None:
-        self.mask_BS = self.mask_BS[rows]
-        self.cache.batch_select_indices(rows)  # type: ignore[union-attr]
-
-    def _forward(self, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        out = self.model(
-            input_ids=ids_BT, attention_mask=self.mask_BS, position_ids=position_BT, cache=self.cache, use_cache=True, logits_to_keep=1
-        )
-        self.cache = out.cache
-        return out.logits[:, -1]

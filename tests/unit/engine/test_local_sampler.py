@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,10 +33,11 @@ def requests(n: int, sampling: Sampling | None = None) -> list[Request]:
     "sampling",
     [
         Sampling(max_tokens=12),
-        Sampling(temperature=0.5, max_tokens=12),
-        Sampling(temperature=1.7, max_tokens=12),
+        Sampling(temperature=0.3, max_tokens=12),
+        Sampling(temperature=2.0, max_tokens=12),
         Sampling(top_k=5, max_tokens=12),
         Sampling(top_p=0.8, max_tokens=12),
+        Sampling(min_p=0.1, max_tokens=12),
         Sampling(temperature=0.7, top_k=20, top_p=0.9, max_tokens=12),
     ],
     ids=str,
@@ -55,11 +57,11 @@ def test_logprobs_are_those_the_trainer_computes(toy, sampling):
 def same(one, other) -> None:
     assert one.ids == other.ids
     assert one.stop == other.stop
-    assert one.logps == pytest.approx(other.logps, abs=1e-5)
+    assert one.logps == pytest.approx(other.logps, abs=1e-6)
 
 
 def test_result_does_not_depend_on_batch_mates_or_order(toy):
-    model = toy.model()
+    model = toy.model(std=0.1)
     asked = requests(15)
     together = sampler_of(model).generate(asked)
     assert len({c.ids for c in together}) > 5
@@ -71,56 +73,84 @@ def test_result_does_not_depend_on_batch_mates_or_order(toy):
         same(completion, together[place])
 
 
-def test_result_does_not_depend_on_waves(toy, monkeypatch):
-    model = toy.model()
-    asked = requests(15)
+def mixed(n: int) -> list[Request]:
+    """`n` requests over three prompts with budgets from 1 to 12."""
+    return [replace(r, sampling=Sampling(max_tokens=1 + 5 * i % 12)) for i, r in enumerate(requests(n))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("refill", [0.3, 1.0])
+def test_result_does_not_depend_on_seats(toy, monkeypatch, rows, refill):
+    model = toy.model(std=0.1)
+    asked = mixed(20)
     together = sampler_of(model).generate(asked)
-    for rows in (1, 2, 7):
-        for one, other in zip(sampler_of(model, max_rows=rows).generate(asked), together, strict=True):
-            same(one, other)
+    monkeypatch.setattr("posttrain.engine.local.REFILL", refill)
+    for one, other in zip(sampler_of(model, max_rows=rows).generate(asked), together, strict=True):
+        same(one, other)
+
+
+def test_result_does_not_depend_on_memory(toy, monkeypatch):
+    model = toy.model(std=0.1)
+    together = sampler_of(model).generate(mixed(15))
     monkeypatch.setattr("posttrain.engine.local.CACHE_BYTES", 1)
-    for one, other in zip(sampler_of(model).generate(asked), together, strict=True):
+    for one, other in zip(sampler_of(model).generate(mixed(15)), together, strict=True):
         same(one, other)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.1])
-def test_result_does_not_depend_on_when_finished_rows_leave(toy, monkeypatch, share):
-    model = toy.model()
-    asked = requests(15)
-    together = sampler_of(model).generate(asked)
-    monkeypatch.setattr("posttrain.engine.local.SHRINK", share)
-    for one, other in zip(sampler_of(model).generate(asked), together, strict=True):
+@pytest.mark.parametrize("crowded", [0.0, 2.0])
+def test_result_does_not_depend_on_when_the_living_move_together(toy, monkeypatch, crowded):
+    model = toy.model(std=0.1)
+    asked = mixed(24)
+    alone = [sampler_of(model).generate([request])[0] for request in asked]
+    monkeypatch.setattr("posttrain.engine.decoder.CROWDED", crowded)
+    for one, other in zip(sampler_of(model).generate(asked), alone, strict=True):
         same(one, other)
+
+
+def test_columns_grow_with_the_rows(toy):
+    model = toy.model(std=0.1)
+    asked = [Request((1, 5, 9), Sampling(max_tokens=n), n) for n in (70, 40, 3)]
+    together = sampler_of(model, frozenset(), frozenset()).generate(asked)
+    assert [len(c.ids) for c in together] == [70, 40, 3]
+    for request, completion in zip(asked, together, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*request.prompt, *completion.ids]])).logits[0, 2:-1].log_softmax(-1)
+        expected = logits.gather(-1, torch.tensor(completion.ids)[:, None]).squeeze(-1)
+        torch.testing.assert_close(torch.tensor(completion.logps), expected, atol=2e-6, rtol=0)
 
 
 def test_a_common_prefix_changes_nothing(toy):
-    model = toy.model()
-    head = (1, 5, 9, 11, 12, 13)
+    model = toy.model(std=0.1)
+    head = (1, 5, 9, *range(11, 50))  # long enough to be read once for all
     asked = [Request((*head, *tail), Sampling(max_tokens=6), derive(1, i)) for i, tail in enumerate([(20,), (21, 22, 23), (20, 25)])]
     for request, completion in zip(asked, sampler_of(model).generate(asked), strict=True):
         same(sampler_of(model).generate([request])[0], completion)
 
 
 def test_one_prompt_that_begins_another(toy):
-    model = toy.model()
+    model = toy.model(std=0.1)
     asked = [Request(prompt, Sampling(max_tokens=6), derive(2, i)) for i, prompt in enumerate([(1, 5), (1, 5, 9), (1, 5, 9, 10)])]
     for request, completion in zip(asked, sampler_of(model).generate(asked), strict=True):
         same(sampler_of(model).generate([request])[0], completion)
 
 
-def test_greedy_follows_the_plain_forward(toy):
+def test_greedy_is_what_the_library_generates(toy):
     model = toy.model()
-    (done,) = sampler_of(model, frozenset({59}), frozenset({59})).generate([Request((1, 5, 9), Sampling(temperature=0.0, max_tokens=6), 0)])
-    ids = [1, 5, 9]
-    for _ in range(len(done.ids)):
-        with torch.no_grad():
-            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-    assert list(done.ids) == ids[3:]
-    assert set(done.logps) == {0.0}
+    prompts = [(1, 5, 9), (1, 5, 9, 11, 12), (1, 7), (4,)]
+    done = sampler_of(model, frozenset({59}), frozenset({59})).generate(
+        [Request(p, Sampling(temperature=0.0, max_tokens=30), 0) for p in prompts]
+    )
+    for prompt, completion in zip(prompts, done, strict=True):
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, eos_token_id=59, pad_token_id=0
+        )
+        assert completion.ids == tuple(out[0, len(prompt) :].tolist())
+        assert set(completion.logps) == {0.0}
 
 
 def test_greedy_and_sampled_requests_share_a_batch(toy):
-    model = toy.model()
+    model = toy.model(std=0.1)
     asked = [
         Request((1, 5, 9), Sampling(temperature=0.0, max_tokens=5), 1),
         Request((1, 5, 9), Sampling(max_tokens=5), 1),
