@@ -121,7 +121,7 @@ def test_measure_compare_and_refuse_other_conditions(
     base, sft, short = (tmp_path / f"{name}.json" for name in ("base", "sft", "short"))
     text = shown("eval", f"{run}:base", "--out", base, "--allow-truncation", *EVAL)
     assert "n = 8 items x 1" in text
-    assert "temperature=0.0 top_p=1.0 top_k=0 max_tokens=8" in text
+    assert "temperature=0.0 top_p=1.0 top_k=0 min_p=0.0 max_tokens=8" in text
     shown("eval", f"{run}:sft", "--out", sft, *EVAL)
     greedy = read_json(run / "evals" / "sft.arithmetic_greedy.json")
     record = read_json(sft)
@@ -177,7 +177,7 @@ def test_recipes_lists_names_and_the_settings_of_each(shown: Shown, name: str) -
     settings = shown("recipes", name).splitlines()
     assert settings
     assert all(" = " in line for line in settings)
-    assert {"tiny": "grpo.optim.lr = 0.0001", "sft": "data = (required)", "rl": "objective.kind = default"}.get(
+    assert {"tiny": "grpo.optim.lr = 0.0001", "sft": "demonstrations = 2000", "rl": "objective.kind = default"}.get(
         name, settings[0]
     ) in settings
 

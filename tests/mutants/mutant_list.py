@@ -150,11 +150,11 @@ MUTANTS = (
     mutant(
         "one-stream-for-all-requests",
         "engine/local.py",
-        "uniforms(request.seed, longest) for request",
-        "uniforms(requests[0].seed, longest) for _",
+        "uniforms(request.seed, before + room)",
+        "uniforms(requests[0].seed, before + room)",
         f"{ENGINE}/test_local_sampler.py",
     ),
-    mutant("one-budget-for-all-requests", "engine/local.py", ">= budgets[row_L])", ">= longest)", f"{ENGINE}/test_local_sampler.py"),
+    mutant("one-budget-for-all-requests", "engine/local.py", ">= self.room_N[live])", ">= self.room_N.max())", f"{ENGINE}/test_local_sampler.py"),
     mutant(
         "optimizer-state-not-restored",
         "engine/trainer.py",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor, nn
 
 from posttrain.checks.gates import Gate, GateResult, Verdict
@@ -261,7 +261,7 @@ def _judged(measured: dict[str, Any], gaps: Sequence[TokenGaps], speaks: float, 
             "scored, or it does not reproduce itself and has to be recorded while it draws"
         )
         return GateResult(Gate.DISTRIBUTION, Verdict.FAILED, text, measured)
-    margin = float(stats.t.ppf(0.975, len(gaps) - 1)) * error + abs(kl - kl32)
+    margin = float(special.stdtrit(len(gaps) - 1, 0.975)) * error + abs(kl - kl32)
     measured["kl_margin"] = margin
     verdict = Verdict.PASSED if kl + margin < threshold else Verdict.FAILED if kl - margin > threshold else Verdict.NOT_SHOWN
     if verdict is Verdict.NOT_SHOWN:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from posttrain.checks.gate_distribution import Scorer
@@ -135,7 +135,7 @@ def law_of(requests: Sequence[Request], drawn: Sequence[Completion], scorer: Sco
     p_values = {
         "place by id": uniform_p(by_id),
         "place by probability": uniform_p(by_rank),
-        "surprise": float(2 * stats.norm.sf(abs(z))) if math.isfinite(z) else 0.0,
+        "surprise": float(2 * special.ndtr(-abs(z))) if math.isfinite(z) else 0.0,
     }
     gap, share = (max(values) if all(map(math.isfinite, values)) else _FAR for values in zip(*gaps, strict=True))
     return {"p_values": p_values, "n_tokens": n, "logp_gap": gap, "logp_share": share, "detectable": 1.95 / math.sqrt(max(n, 1))}
@@ -151,6 +151,8 @@ def uniform_p(values: Sequence[float]) -> float:
     array = np.asarray(values, dtype=np.float64)
     if not len(array) or not np.isfinite(array).all():
         return 0.0
+    from scipy import stats  # half a second that nothing else needs
+
     return float(stats.kstest(array, "uniform").pvalue)
 
 

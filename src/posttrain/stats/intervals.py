@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.core.errors import EvidenceError
 
@@ -49,7 +49,7 @@ def wilson(successes: float, n: int, level: float = 0.95) -> Interval:
     _check(n, level)
     if not 0 <= successes <= n:
         raise EvidenceError(f"{successes} successes in {n} trials is impossible; count each trial once")
-    z = float(stats.norm.ppf(0.5 + level / 2))
+    z = float(special.ndtri(0.5 + level / 2))
     rate, shrink = successes / n, 1 + z * z / n
     centre = (rate + z * z / (2 * n)) / shrink
     half = z / shrink * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
@@ -83,7 +83,7 @@ def cluster_t(item_means: Sequence[float], level: float = 0.95, bounds: tuple[fl
     if all_equal(values):
         return _identical(float(values[0]), n, level, bounds)
     mean = float(values.mean())
-    half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * float(values.std(ddof=1)) / math.sqrt(n)
+    half = float(special.stdtrit(n - 1, 0.5 + level / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
     low, high = mean - half, mean + half
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])

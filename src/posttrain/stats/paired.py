@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.core.errors import EvidenceError
 from posttrain.core.seeds import numpy_rng
@@ -55,7 +55,7 @@ def paired_difference(
         p_value = 1.0 if abs(delta) <= 1e-9 else 2.0 ** (1 - n)
         return PairedResult(delta, interval, n, p_value, f"{interval.method}, sign-flip test")
     t = delta / (float(differences.std(ddof=1)) / math.sqrt(n))
-    return PairedResult(delta, interval, n, float(2 * stats.t.sf(abs(t), n - 1)), "paired cluster-t")
+    return PairedResult(delta, interval, n, float(2 * special.stdtr(n - 1, -abs(t))), "paired cluster-t")
 
 
 def mcnemar_exact(b: int, c: int) -> float:
@@ -68,7 +68,7 @@ def mcnemar_exact(b: int, c: int) -> float:
         raise EvidenceError(f"discordant counts must not be negative, got {b} and {c}")
     if b + c == 0:
         return 1.0
-    return min(1.0, 2 * float(stats.binom.cdf(min(b, c), b + c, 0.5)))
+    return min(1.0, 2 * float(special.bdtr(min(b, c), b + c, 0.5)))
 
 
 def sign_flip_test(differences: Sequence[float], seed: int, flips: int = 10_000) -> float:

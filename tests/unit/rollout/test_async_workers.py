@@ -97,6 +97,7 @@ def test_ctrl_c_reaches_a_trainer_that_waits():
     """The second Ctrl-C raises at once; a wait that swallowed it would hang the run."""
     crew = crew_of(Scripted(lambda requests: time.sleep(0.3)))
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores the signal
     try:
         begin(crew)
         timer.start()
@@ -104,6 +105,7 @@ def test_ctrl_c_reaches_a_trainer_that_waits():
             crew.take(3)
     finally:
         timer.join()
+        signal.signal(signal.SIGINT, before)
         crew.close()
 
 
