@@ -154,7 +154,13 @@ MUTANTS = (
         "uniforms(requests[0].seed, before + room)",
         f"{ENGINE}/test_local_sampler.py",
     ),
-    mutant("one-budget-for-all-requests", "engine/local.py", ">= self.room_N[live])", ">= self.room_N.max())", f"{ENGINE}/test_local_sampler.py"),
+    mutant(
+        "one-budget-for-all-requests",
+        "engine/local.py",
+        ">= self.room_N[live])",
+        ">= self.room_N.max())",
+        f"{ENGINE}/test_local_sampler.py",
+    ),
     mutant(
         "optimizer-state-not-restored",
         "engine/trainer.py",
