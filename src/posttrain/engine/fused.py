@@ -3,7 +3,7 @@
 A decode step of a small model is many tiny operations, so their number is what costs. Here queries, keys and values are one matrix and
 gate and up another; the weight of a norm is multiplied into the matrix that follows it; adapters are added into the matrices they adapt;
 and the rows of every query and key head are reordered so that the two numbers which a rotary position turns lie side by side, which makes
-the rotation one complex product. Scores between queries and keys do not see that order.
+the rotation one complex product. Scores between queries and keys do not see that order. On a CPU matrices lie with their inputs outermost.
 
 `Watch` says when the copies are stale.
 """
@@ -53,6 +53,10 @@ class Dense(NamedTuple):
         if self.bias is None:
             return torch.addmm(residual_NH, x_NI, self.weight.t())
         return residual_NH + F.linear(x_NI, self.weight, self.bias)
+
+    def laid_out(self) -> Dense:
+        """The same layer with its weight in the order in which a CPU multiplies few rows fastest: inputs outermost."""
+        return Dense(self.weight.t().contiguous().t(), self.bias) if self.weight.device.type == "cpu" else self
 
 
 class Norm(NamedTuple):
@@ -140,7 +144,7 @@ def fusible(model: nn.Module) -> bool:
 
 
 def fuse(model: nn.Module) -> Fused:
-    """Copy the weights of a `fusible` model. Matrices that need no change are shared with it, not copied."""
+    """Copy the weights of a `fusible` model; the embedding is shared with it."""
     config, trunk = config_of(model), backbone(model)
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     pairs_D = torch.arange(head_dim).view(2, -1).t().flatten()
@@ -150,7 +154,7 @@ def fuse(model: nn.Module) -> Fused:
             trunk.embed_tokens.weight.detach(),  # type: ignore[union-attr]
             blocks,
             _norm(trunk.norm),  # type: ignore[arg-type]
-            _dense(model.get_output_embeddings()),  # type: ignore[operator]
+            _dense(model.get_output_embeddings()).laid_out(),  # type: ignore[operator]
             config.num_attention_heads,
             config.num_key_value_heads,
             head_dim,
@@ -168,13 +172,13 @@ def _block(block: Any, head_dim: int, pairs_D: Tensor) -> Block:
     gate_up = _stack(before_mlp, _dense(mlp.gate_proj), _dense(mlp.up_proj))
     return Block(
         _bare(before_attention),
-        qkv,
+        qkv.laid_out(),
         _head_norms(attention, head_dim, pairs_D) if hasattr(attention, "q_norm") else None,
-        _dense(attention.o_proj),
+        _dense(attention.o_proj).laid_out(),
         _bare(before_mlp),
-        gate_up,
+        gate_up.laid_out(),
         mlp.act_fn,
-        _dense(mlp.down_proj),
+        _dense(mlp.down_proj).laid_out(),
     )
 
 
