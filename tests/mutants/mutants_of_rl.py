@@ -159,8 +159,8 @@ RL_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "values-scaled-like-logits",
         "engine/values.py",
-        "critic.value(hidden_states(critic.trunk, batch))",
-        "critic.value(hidden_states(critic.trunk, batch)) / 0.7",
+        "critic.value(hidden_states(critic.trunk, there))",
+        "critic.value(hidden_states(critic.trunk, there)) / 0.7",
         "tests/unit/engine/test_values.py",
     ),
     # --- the loop and its alarms -------------------------------------------------------------------------------------------------------
