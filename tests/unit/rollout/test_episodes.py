@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 
 from posttrain.core.errors import DataError, RenderError
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Message, Task
 from posttrain.core.trajectory import Owner, StopReason
-from posttrain.engine.types import Completion, Request
+from posttrain.engine.scripted import Answer, ScriptedSampler
+from posttrain.engine.types import Request
 from posttrain.envs.tools import CALCULATOR, ToolLoop
 from posttrain.models.tokenizer import build_tokenizer
 from posttrain.render.renderer import ChatRenderer
@@ -25,24 +24,15 @@ def renderer() -> ChatRenderer:
     return ChatRenderer(build_tokenizer(["Compute 2 + 3.", CALL, "#### 5"], 400))
 
 
-class Scripted:
-    """Says the next line of its script at each turn of every episode; the stop token ends each."""
+def scripted(renderer: ChatRenderer, *lines: str) -> ScriptedSampler:
+    """Says the next line at each turn of every episode, and closes it."""
 
-    def __init__(self, renderer: ChatRenderer, *lines: str):
-        self.version, self.renderer, self.lines, self.calls = 4, renderer, lines, []
+    def script(prompt: tuple[int, ...], request: Request) -> Answer:
+        ids = renderer.tokenizer.encode(lines[sampler.calls - 1], add_special_tokens=False)
+        return Answer((*ids, renderer.tokenizer.convert_tokens_to_ids("<|end|>")), (-0.5,) * (len(ids) + 1))
 
-    def generate(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Completion]:
-        line = self.lines[len(self.calls)]
-        self.calls.append(list(requests))
-        end = self.renderer.tokenizer.convert_tokens_to_ids("<|end|>")
-        whole = (*self.renderer.tokenizer.encode(line, add_special_tokens=False), end)
-        done = []
-        for request in requests:
-            ids = whole[: request.room]
-            left = request.sampling.max_tokens - len(request.drawn)
-            cut = StopReason.PAUSED if request.limit is not None and request.limit < left else StopReason.LENGTH
-            done.append(Completion(ids, (-0.5,) * len(ids), StopReason.END if ids == whole else cut, self.version))
-        return done
+    sampler = ScriptedSampler(script, renderer.stop_ids, version=4)
+    return sampler
 
 
 def opening(renderer: ChatRenderer, turns: int = 4, tokens: int = 200, calls: int = 4) -> Opening:
@@ -51,7 +41,7 @@ def opening(renderer: ChatRenderer, turns: int = 4, tokens: int = 200, calls: in
 
 
 def test_a_call_is_answered_and_the_answer_ends_the_episode(renderer):
-    sampler = Scripted(renderer, CALL, "#### 5")
+    sampler = scripted(renderer, CALL, "#### 5")
     (done,) = play(sampler, renderer, [opening(renderer)])
     assert (done.stop, done.text) == (StopReason.END, "#### 5")
     assert done.transcript == f"assistant: {CALL}\ntool: 5\nassistant: #### 5"
@@ -60,10 +50,10 @@ def test_a_call_is_answered_and_the_answer_ends_the_episode(renderer):
 
 
 def test_the_second_turn_reads_exactly_what_was_sampled_and_said(renderer):
-    sampler = Scripted(renderer, CALL, "#### 5")
+    sampler = scripted(renderer, CALL, "#### 5")
     start = opening(renderer)
     (done,) = play(sampler, renderer, [start])
-    first, second = (request[0] for request in sampler.calls)
+    first, second = sampler.asked
     assert second.prompt[: len(first.prompt)] == first.prompt == start.prompt.ids
     assert start.prompt.ids + done.ids[: len(second.prompt) - len(first.prompt)] == second.prompt
     # the same conversation rendered as a whole gives the same ids: nothing was lost or doubled at the seams
@@ -72,7 +62,7 @@ def test_the_second_turn_reads_exactly_what_was_sampled_and_said(renderer):
 
 
 def test_only_sampled_tokens_are_trained_and_every_token_has_an_owner(renderer):
-    (done,) = play(Scripted(renderer, CALL, "#### 5"), renderer, [opening(renderer)])
+    (done,) = play(scripted(renderer, CALL, "#### 5"), renderer, [opening(renderer)])
     assert len(done.ids) == len(done.owners) == len(done.logps)
     trained = [logp for logp, owner in zip(done.logps, done.owners, strict=True) if owner is Owner.SAMPLED]
     assert set(trained) == {-0.5}
@@ -81,31 +71,31 @@ def test_only_sampled_tokens_are_trained_and_every_token_has_an_owner(renderer):
 
 
 def test_turns_are_limited(renderer):
-    sampler = Scripted(renderer, CALL, CALL, CALL)
+    sampler = scripted(renderer, CALL, CALL, CALL)
     (done,) = play(sampler, renderer, [opening(renderer, turns=2)])
-    assert (len(sampler.calls), done.stop) == (2, StopReason.TURNS)
+    assert (sampler.calls, done.stop) == (2, StopReason.TURNS)
     assert done.owners[-1] is Owner.SAMPLED
 
 
 def test_the_token_budget_covers_all_turns(renderer):
     one = len(renderer.tokenizer.encode(CALL)) + 1
-    sampler = Scripted(renderer, CALL, CALL, CALL)
+    sampler = scripted(renderer, CALL, CALL, CALL)
     (done,) = play(sampler, renderer, [opening(renderer, tokens=one + 5)])
     assert (done.completion.trained, done.stop, done.truncated) == (one + 5, StopReason.LENGTH, True)
-    (exact,) = play(Scripted(renderer, CALL, CALL), renderer, [opening(renderer, tokens=one)])
+    (exact,) = play(scripted(renderer, CALL, CALL), renderer, [opening(renderer, tokens=one)])
     assert (exact.completion.trained, exact.stop) == (one, StopReason.LENGTH)
 
 
 def test_each_turn_draws_from_its_own_stream(renderer):
-    sampler = Scripted(renderer, CALL, CALL, "#### 5")
+    sampler = scripted(renderer, CALL, CALL, "#### 5")
     play(sampler, renderer, [opening(renderer)])
-    seeds = [requests[0].seed for requests in sampler.calls]
+    seeds = [request.seed for request in sampler.asked]
     assert seeds[0] == 7
     assert len(set(seeds)) == 3
 
 
 def test_without_a_world_one_turn_is_the_whole_episode(renderer):
-    sampler = Scripted(renderer, CALL)
+    sampler = scripted(renderer, CALL)
     task = Task("t", (Message("user", "x"),), "5")
     ticks: list[int] = []
     (done,) = play(sampler, renderer, [Opening(task, 0, renderer.prompt(task.prompt), Sampling(max_tokens=99), 7)], ticks.append)
@@ -114,7 +104,7 @@ def test_without_a_world_one_turn_is_the_whole_episode(renderer):
 
 def test_progress_counts_episodes(renderer):
     ticks: list[int] = []
-    play(Scripted(renderer, CALL, "#### 5"), renderer, [opening(renderer)] * 3, ticks.append)
+    play(scripted(renderer, CALL, "#### 5"), renderer, [opening(renderer)] * 3, ticks.append)
     assert ticks == [3]
 
 
