@@ -1,0 +1,189 @@
+"""Signs that are no figures of a metric: settings, facts, recorded events; and signs made of signs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from posttrain.doctor.frame import Frame
+from posttrain.doctor.signals import OPS, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A resolved setting, or another fact of the run, has a value. Without the name nothing holds.
+
+    Example: Setting("optim.schedule", "==", "constant"), Setting("eval.after.parse_rate", "<", 0.8, where="facts")
+    """
+
+    name: str
+    op: Literal["==", "!=", "<", "<=", ">", ">=", "in"]
+    value: Any
+    where: Literal["settings", "facts"] = "settings"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def _held(self, frame: Frame) -> Mapping[str, Any]:
+        return frame.settings if self.where == "settings" else frame.facts
+
+    def since(self, frame: Frame) -> int:
+        return len(frame) if self._held(frame).get(self.name) is None else 0
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        found = self._held(frame).get(self.name)
+        return np.full(len(frame) - start, found is not None and self._true(found))
+
+    def _true(self, found: Any) -> bool:
+        if self.op == "==":
+            return found == self.value
+        if self.op == "!=":
+            return found != self.value
+        if self.op == "in":
+            return found in self.value
+        return isinstance(found, int | float) and bool(OPS[self.op](found, self.value))
+
+    def said(self, frame: Frame, row: int) -> str:
+        return f"{self.name} = {self._held(frame).get(self.name)!r}"
+
+    def words(self) -> str:
+        return f"{self.name} {self.op} {self.value!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The program recorded something by this name.
+
+    Example: Event("sampler_trainer_mismatch")
+    """
+
+    name: str
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
+
+    def since(self, frame: Frame) -> int:
+        return 0
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        row = frame.events.get(self.name)
+        return np.arange(start, len(frame)) >= (len(frame) if row is None else row)
+
+    def said(self, frame: Frame, row: int) -> str:
+        at = frame.events.get(self.name)
+        return f"{self.name} was not recorded" if at is None else f"{self.name} recorded at step {frame.steps[at] if frame.steps else 0}"
+
+    def words(self) -> str:
+        return f"'{self.name}' was recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A sign that counts only within the first rows, for what is wrong from the start.
+
+    Example: Early(Level("grad_norm", ">", 100), rows=3)
+    """
+
+    sign: Signal
+    rows: int
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.sign.metrics
+
+    def since(self, frame: Frame) -> int:
+        return self.sign.since(frame)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return self.sign.holds(frame, start) & (np.arange(start, len(frame)) < self.rows)
+
+    def said(self, frame: Frame, row: int) -> str:
+        return f"within the first {self.rows} steps: {self.sign.said(frame, row)}"
+
+    def words(self) -> str:
+        return f"within the first {self.rows} steps {self.sign.words()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A sign that held on each of the last `rows` rows, or, with `some`, on at least one of them.
+
+    Example: Lasting(Level("zero_variance", ">", 0.9), rows=5)
+    """
+
+    sign: Signal
+    rows: int
+    some: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.sign.metrics
+
+    def since(self, frame: Frame) -> int:
+        return self.sign.since(frame) + (0 if self.some else self.rows - 1)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        first = max(0, start - self.rows + 1)
+        inner = self.sign.holds(frame, first)
+        lead = np.full(first - (start - self.rows + 1), False)
+        windows = sliding_window_view(np.concatenate([lead, inner]), self.rows) if len(frame) > start else np.empty((0, self.rows), bool)
+        return windows.any(axis=1) if self.some else windows.all(axis=1)
+
+    def said(self, frame: Frame, row: int) -> str:
+        return f"{self.sign.said(frame, row)}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
+
+    def words(self) -> str:
+        return f"{self.sign.words()}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """At least one of several signs. Example: OneOf((Level("errors", ">", 0.05, last=3), Event("grader_broken")))"""
+
+    signs: Sequence[Signal]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(name for sign in self.signs for name in sign.metrics)
+
+    def since(self, frame: Frame) -> int:
+        return min(sign.since(frame) for sign in self.signs)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return np.stack([sign.holds(frame, start) for sign in self.signs]).any(axis=0)
+
+    def said(self, frame: Frame, row: int) -> str:
+        holding = [sign for sign in self.signs if row < len(frame) and sign.holds(frame, row)[0]]
+        return "; ".join(sign.said(frame, row) for sign in (holding or [s for s in self.signs if s.since(frame) <= row] or self.signs))
+
+    def words(self) -> str:
+        return " or ".join(sign.words() for sign in self.signs)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A sign can be told and does not hold. Example: Not(Change("heldout_mean", ">=", 0.02, over=6))"""
+
+    sign: Signal
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.sign.metrics
+
+    def since(self, frame: Frame) -> int:
+        return self.sign.since(frame)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return ~self.sign.holds(frame, start) & (np.arange(start, len(frame)) >= self.since(frame))
+
+    def said(self, frame: Frame, row: int) -> str:
+        return self.sign.said(frame, row)
+
+    def words(self) -> str:
+        return f"not ({self.sign.words()})"
