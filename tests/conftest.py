@@ -95,6 +95,9 @@ class Memory(RunFiles):
     ) -> None:
         self.lines["metrics"].append({"stage": stage, "step": step, **values})
 
+    def metrics(self, stage: str | None = None) -> list[dict[str, Any]]:
+        return [line for line in self.lines["metrics"] if stage in (None, line["stage"])]
+
     def rollout(self, stage: str, record: Mapping[str, Any]) -> None:
         self.lines["rollouts"].append({"stage": stage, **record})
 
@@ -103,6 +106,9 @@ class Memory(RunFiles):
 
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
         self.lines["alarms"].append({"stage": stage, "step": step, "name": name})
+
+    def note(self, section: str, facts: Mapping[str, Any]) -> None:
+        self.noted = {**getattr(self, "noted", {}), section: dict(facts)}
 
     def position(self) -> dict[str, int]:
         return {name: len(lines) for name, lines in self.lines.items()}

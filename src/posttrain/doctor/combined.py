@@ -156,7 +156,7 @@ class OneOf:
         return min(sign.since(frame) for sign in self.signs)
 
     def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
-        return np.stack([sign.holds(frame, start) for sign in self.signs]).any(axis=0)
+        return np.asarray(np.stack([sign.holds(frame, start) for sign in self.signs]).any(axis=0))
 
     def said(self, frame: Frame, row: int) -> str:
         holding = [sign for sign in self.signs if row < len(frame) and sign.holds(frame, row)[0]]
@@ -187,3 +187,85 @@ class Not:
 
     def words(self) -> str:
         return f"not ({self.sign.words()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A sign that counts only after the first rows, for what sets in later.
+
+    Example: Late(Level("reward_mean", "<", 0.1, last=5), rows=40)
+    """
+
+    sign: Signal
+    rows: int
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.sign.metrics
+
+    def since(self, frame: Frame) -> int:
+        return max(self.rows, self.sign.since(frame))
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return self.sign.holds(frame, start) & (np.arange(start, len(frame)) >= self.rows)
+
+    def said(self, frame: Frame, row: int) -> str:
+        return f"after the first {self.rows} steps: {self.sign.said(frame, row)}"
+
+    def words(self) -> str:
+        return f"after the first {self.rows} steps {self.sign.words()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ever:
+    """A sign that held here or on any row before.
+
+    Example: Not(Ever(Level("reward_mean", ">", 0))): nothing was ever earned.
+    """
+
+    sign: Signal
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.sign.metrics
+
+    def since(self, frame: Frame) -> int:
+        return self.sign.since(frame)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return np.logical_or.accumulate(self.sign.holds(frame))[start:]
+
+    def said(self, frame: Frame, row: int) -> str:
+        held = np.flatnonzero(self.sign.holds(frame)[: row + 1])
+        if not len(held):
+            return f"never: {self.sign.words()}"
+        return f"at step {frame.steps[held[0]]}: {self.sign.said(frame, int(held[0]))}"
+
+    def words(self) -> str:
+        return f"at any time so far {self.sign.words()}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """All of several signs at once, inside OneOf or against an entry.
+
+    Example: AllOf((Level("all_right", ">", 0.5), Level("all_wrong", "<", 0.1)))
+    """
+
+    signs: Sequence[Signal]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(name for sign in self.signs for name in sign.metrics)
+
+    def since(self, frame: Frame) -> int:
+        return max(sign.since(frame) for sign in self.signs)
+
+    def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
+        return np.asarray(np.stack([sign.holds(frame, start) for sign in self.signs]).all(axis=0))
+
+    def said(self, frame: Frame, row: int) -> str:
+        return "; ".join(sign.said(frame, row) for sign in self.signs)
+
+    def words(self) -> str:
+        return " and ".join(sign.words() for sign in self.signs)

@@ -46,6 +46,11 @@ class Column:
         self.size += 1
 
 
+def is_known(value: Any) -> bool:
+    """Whether a recorded value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < np.inf
+
+
 @dataclass(slots=True)
 class Frame:
     """One stage: rows are its metrics lines in order.
@@ -76,7 +81,7 @@ class Frame:
         row = len(self.steps)
         self.steps.append(step)
         for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < np.inf:
+            if is_known(value):
                 if name not in self.columns:
                     self.columns[name] = Column()
                 self.columns[name].append(row, float(value))

@@ -9,6 +9,15 @@ from pydantic import Field
 from posttrain.core.config import Config
 
 
+class Packing(Config):
+    """How many tokens are computed together. Affects speed and memory, not the gradient."""
+
+    row_tokens: int = 512
+    """Width of a packed row; a longer document widens its row instead of being cut."""
+    micro_tokens: int = 4096
+    """Tokens of one forward and backward pass."""
+
+
 class Machine(Config):
     """Choices of speed and memory. The defaults suit a CPU and a small model."""
 
@@ -19,6 +28,7 @@ class Machine(Config):
     """Recompute each block in the backward pass instead of keeping its activations."""
     sharding: Literal["none", "fsdp2"] = "none"
     """fsdp2 divides weights, gradients and optimizer state over the processes."""
+    packing: Packing = Packing()
     save_total_limit: int = Field(default=2, ge=1)
     """Complete checkpoints kept per stage."""
     export: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,15 @@ def peak_mib(device: torch.device) -> float:
         return round(torch.cuda.max_memory_allocated(device) / MIB, 1)
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB, 1)
+
+
+def resident_mib() -> float | None:
+    """Memory in MiB that this process holds now; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(pages * resource.getpagesize() / MIB, 1)
 
 
 def return_freed() -> None:

@@ -24,19 +24,15 @@ from posttrain.core.seeds import permutation
 from posttrain.core.trajectory import Sample
 from posttrain.engine.activation import computing
 from posttrain.engine.batch import Batch
+from posttrain.engine.machine import Packing
 from posttrain.engine.processes import Ranks
 from posttrain.engine.scoring import Scores, score, shares_prompts
 from posttrain.engine.trainer import LocalTrainer, LossFunction, Optim
 from posttrain.loops.session import Session, Stage, Stopwatch
 from posttrain.objectives.preference import dpo as dpo_loss
 from posttrain.objectives.preference import sequence_logps
-from posttrain.rollout.pack import Packing, pack, shard
+from posttrain.rollout.pack import pack, shard
 from posttrain.rollout.samples import Pair
-
-WINDOW = 10
-"""Steps over which the both-falling alarm looks."""
-FALLING = 0.05
-"""The alarm rings when the chosen reward, averaged over the window, is below minus this while the rejected reward falls too."""
 
 
 class DPO(Config):
@@ -47,7 +43,6 @@ class DPO(Config):
     batch_size: int = Field(default=16, ge=1)
     """Pairs per optimizer step, over all ranks."""
     optim: Optim = Optim(lr=2e-5)
-    packing: Packing = Packing()
 
 
 def equation(pairs: int, settings: DPO) -> str:
@@ -64,7 +59,7 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
             f"{name}: no pairs to train on; mine from more prompts, or from a policy that is sometimes right and sometimes wrong"
         )
     with computing(model, session.machine):
-        reference = reference_logps(model, pairs, settings.packing, session.ranks)
+        reference = reference_logps(model, pairs, session.machine.packing, session.ranks)
     trained = copy.deepcopy(model)
     per_epoch = -(-len(pairs) // settings.batch_size)
     trainer = LocalTrainer(trained, settings.optim, per_epoch * settings.epochs, session.ranks, machine=session.machine)
@@ -76,12 +71,11 @@ def dpo(session: Session, model: nn.Module, pairs: Sequence[Pair], settings: DPO
             order = permutation(len(pairs), session.seed, name, "order", epoch)
             chosen = [pairs[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size]]
             mine = shard(rows_of(chosen), session.ranks.rank, session.ranks.size)
-            batches = pack(mine, settings.packing, share_prompts=shares_prompts(trained), whole_groups=True)
+            batches = pack(mine, session.machine.packing, share_prompts=shares_prompts(trained), whole_groups=True)
             metrics = trainer.step(batches, preference(mine, reference, settings.beta, len(chosen)))
         stage.record(
             step, metrics, {"pairs": len(chosen), "epoch": epoch + 1}, watch.seconds, show=("loss", "chosen_reward", "rejected_reward")
         )
-        watch_falling(stage, step, metrics)
     return trainer.plain()
 
 
@@ -127,18 +121,3 @@ def preference(rows: Sequence[Sample], reference: Mapping[str, float], beta: flo
         return out.loss_P.sum() / pairs, metrics
 
     return loss
-
-
-def watch_falling(stage: Stage, step: int, metrics: Mapping[str, Metric]) -> None:
-    """Raise the both-falling alarm once: the margin grows only because the rejected response falls faster (likelihood displacement)."""
-    recent = stage.state.setdefault("recent", [])
-    recent.append([metrics["chosen_reward"].read(), metrics["rejected_reward"].read()])
-    del recent[:-WINDOW]
-    chosen, rejected = (sum(values) / len(recent) for values in zip(*recent, strict=True))
-    if len(recent) == WINDOW and chosen < -FALLING and rejected < 0 and not stage.state.get("alarmed"):
-        stage.state["alarmed"] = True
-        detail = "chosen and rejected rewards both fall; check that pairs come from this policy, lower the learning rate, raise beta"
-        stage.session.run.alarm(
-            stage.name, step, "both_falling", detail, {"chosen_reward": chosen, "rejected_reward": rejected, "steps": WINDOW}
-        )
-        stage.session.console.warn(f"{stage.name}: {detail} (chosen {chosen:+.3f}, rejected {rejected:+.3f} over {WINDOW} steps)")

@@ -11,19 +11,18 @@ Sources: spec/ladder-at-100m.md 1.4, B1-B15; spec/faults.md 11-16, 30-38; spec/r
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from torch import nn
 
 from posttrain.core.errors import ConfigError
-from posttrain.core.metrics import Metric
 from posttrain.core.seeds import derive
+from posttrain.engine.machine import Packing
 from posttrain.engine.trainer import LocalTrainer
 from posttrain.engine.values import values
-from posttrain.loops.alarms import watch_step
 from posttrain.loops.policy_step import Actors, Plan, learn, policy_scorer
+from posttrain.loops.rl_records import give_up, pulse, report, survival
 from posttrain.loops.rl_settings import DEFAULT_CRITIC, RL, CriticSettings, World, check, check_asynchronous, check_episodes, surrogate_of
 from posttrain.loops.rollout_source import rollout_source
 from posttrain.loops.session import Session, Stage, Stopwatch
@@ -32,9 +31,6 @@ from posttrain.objectives.objective import Objective, warnings
 from posttrain.objectives.placements import DESCENDS
 from posttrain.objectives.steering import advance, current
 from posttrain.rollout.asynchronous.settings import Async
-from posttrain.rollout.collect import describe
-from posttrain.rollout.dynamic import Filled
-from posttrain.rollout.health import health
 from posttrain.rollout.sentences import sentence_ends, sentence_index
 
 
@@ -73,19 +69,22 @@ def rl(
     actors = cast_of(session, model, world, settings, objective, critic)
     trainer = actors.policy
     stage = Stage(session, name, trainer, settings.steps, {"critic": actors.critic} if actors.critic else {})
-    plan = plan_of(settings, objective, critic, world)
+    plan = plan_of(settings, objective, critic, world, session.machine.packing)
     waits = critic.warmup if objective.needs_critic else 0
     with rollout_source(stage, world, settings, objective, asynchronous) as source:
         for step in stage.steps():
             watch = Stopwatch()
+            with watch("pulse"):
+                held_out = pulse(stage, step, trainer, world)
             now = current(objective, stage.state.get("steered", {}))
             with watch("sample"):
                 filled = source.fill(step, now)
+            version = trainer.version
             with watch("train"):
                 seed = derive(session.seed, name, step)
                 metrics, left = learn(actors, filled.kept, replace(plan, objective=now, train_policy=step >= waits, seed=seed))
-            report(stage, step, filled, metrics, left, watch, settings, source.settle(filled, left, now))
-            watch_step(stage, step, filled, source.comparable(metrics), now)
+            figures = {**source.settle(filled, left, now), **survival(filled, now, version), **held_out}
+            report(stage, step, filled, metrics, left, watch, settings, figures)
             measured = {key: metrics[key].read() for key in ("entropy", "kl") if key in metrics}
             stage.state["steered"] = advance(objective, stage.state.get("steered", {}), measured.get("entropy"), measured.get("kl"))
             if stage.state["silent"] >= settings.patience:
@@ -122,54 +121,9 @@ def cast_of(
     return Actors(trainer, critic, model if objective.kl.used else None, world.teacher if objective.needs_teacher else None)
 
 
-def plan_of(settings: RL, objective: Objective, critic: CriticSettings, world: World) -> Plan:
+def plan_of(settings: RL, objective: Objective, critic: CriticSettings, world: World, packing: Packing) -> Plan:
     """What stays the same from phase to phase."""
     sentence_of = None
     if objective.ratio == "sentence":
         sentence_of = partial(sentence_index, ends=sentence_ends(world.renderer.tokenizer))
-    return Plan(
-        objective, settings.minibatches, settings.epochs, settings.packing, critic.clip, sentence_of, surrogate=surrogate_of(objective)
-    )
-
-
-def report(
-    stage: Stage,
-    step: int,
-    filled: Filled,
-    metrics: dict[str, Metric],
-    left: Mapping[str, int],
-    watch: Stopwatch,
-    settings: RL,
-    figures: Mapping[str, float | int],
-) -> None:
-    """Record the step, keep some rollouts in full, raise what a person should see."""
-    kept = sum(len(group.rollouts) for group in filled.kept)
-    counts = {
-        "groups_generated": len(filled.generated),
-        "groups_kept": len(filled.kept),
-        "rollouts_generated": sum(len(group.rollouts) for group in filled.generated),
-        "rollouts_kept": kept,
-        "rollouts_trained": kept - sum(left.values()),
-        "tries_per_kept": filled.tries_per_kept,
-        **{f"left_{reason}": count for reason, count in left.items()},
-        **figures,
-        **{f"steered_{key}": value for key, value in stage.state.get("steered", {}).items()},
-    }
-    stage.record(
-        step, metrics, {**health(filled.generated), **counts}, watch.seconds, show=("reward_mean", "entropy", "length", "tries_per_kept")
-    )
-    for group in filled.generated[: settings.keep_rollouts]:
-        for rollout in group.rollouts:
-            stage.session.run.rollout(stage.name, {"step": step, **describe(group, rollout)})
-    stage.state["silent"] = 0 if filled.kept else stage.state.get("silent", 0) + 1
-
-
-def give_up(stage: Stage, step: int, filled: Filled, settings: RL) -> None:
-    """Say why training ends early: no signal is left, or there never was any. The policy so far is the result."""
-    reward = health(filled.generated)["reward_mean"]
-    verdict = (
-        "mastered: choose harder tasks" if reward > 0.5 else "out of reach: choose easier tasks, more siblings, or teach the format first"
-    )
-    detail = f"{settings.patience} steps in a row without a group of mixed rewards (mean reward {reward:.2f}); the task is {verdict}"
-    stage.session.run.alarm(stage.name, step, "no_signal", detail, {"reward_mean": reward, "steps": settings.patience})
-    stage.session.console.warn(f"{stage.name} ends early: {detail}")
+    return Plan(objective, settings.minibatches, settings.epochs, packing, critic.clip, sentence_of, surrogate=surrogate_of(objective))

@@ -16,13 +16,13 @@ from posttrain.core.tasks import Task
 from posttrain.engine.trainer import Optim
 from posttrain.engine.types import Sampler
 from posttrain.envs.types import EnvOf
+from posttrain.evals.pulse import Pulse
 from posttrain.objectives.axes import EarlyExit, NoCorrection
 from posttrain.objectives.objective import Objective, check_siblings
 from posttrain.objectives.surrogates import SURROGATES, Surrogate
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.types import Grader
 from posttrain.rollout.asynchronous.settings import Async
-from posttrain.rollout.pack import Packing
 
 
 class CriticSettings(Config):
@@ -52,7 +52,6 @@ class RL(Config):
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's rollouts; minibatches * epochs optimizer steps follow each sampling phase."""
     optim: Optim = Optim(lr=1e-4, schedule="constant", warmup=0.1)
-    packing: Packing = Packing()
     keep_rollouts: int = Field(default=1, ge=0)
     """Groups per step written to the run's records in full."""
     patience: int = Field(default=10, ge=1)
@@ -78,7 +77,7 @@ class World:
     """What the policy practises on: `draw(n, seed)` gives n training tasks, `grader` judges, `renderer` speaks the model's language,
     `sampling` says how completions are drawn, `teacher` is asked by objectives with advantage=teacher, `env_of` opens the world of an
     episode of at most `turns` assistant turns, `sampler_of` makes a faster sampler, proven by checks/acceleration.py, over the model in
-    training."""
+    training, `pulse` is measured now and then on held-out items."""
 
     draw: Callable[[int, int], Sequence[Task]]
     grader: Grader
@@ -88,6 +87,7 @@ class World:
     env_of: EnvOf | None = None
     turns: int = 1
     sampler_of: Callable[[nn.Module], Sampler] | None = None
+    pulse: Pulse | None = None
 
 
 def check(settings: RL, objective: Objective, sampling: Sampling, *, teacher: bool) -> None:

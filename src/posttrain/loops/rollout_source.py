@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 from torch import nn
 
 from posttrain.core.errors import ConfigError
-from posttrain.core.metrics import Metric
 from posttrain.core.seeds import derive
 from posttrain.core.tasks import Task
 from posttrain.engine.delivery import Delivery
@@ -46,10 +45,6 @@ class RolloutSource(Protocol):
 
     def settle(self, filled: Filled, left: Mapping[str, int], objective: Objective) -> dict[str, float | int]:
         """Figures of the step's rollouts, after its update left out `left` of those kept."""
-        ...
-
-    def comparable(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-        """The step's metrics without those that mean something else here than where sampler and trainer hold the same weights."""
         ...
 
 
@@ -99,10 +94,6 @@ class Synchronous:
         """Nothing is in flight."""
         return {}
 
-    def comparable(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-        """All of them."""
-        return metrics
-
 
 class Asynchronous:
     """Takes groups that workers draw ahead. The first rank has the workers; the others get the groups from it."""
@@ -110,7 +101,6 @@ class Asynchronous:
     def __init__(self, stage: Stage, world: World, settings: RL, asynchronous: Async):
         self._stage, self._settings = stage, settings
         self._published: int | None = None
-        self._old = False
         self._live: Live | None = None
         kept = stage.keep(STATE, self._save)
         model = stage.trainer.plain() if stage.trainer.together else stage.trainer.model
@@ -135,7 +125,6 @@ class Asynchronous:
             filled = self._live.fill(step, version, weights, self._settings.prompts, self._settings.tries, signal)
         filled = self._stage.session.ranks.first_says(filled)
         assert filled is not None
-        self._old = any(rollout.trajectory.version < version for group in filled.kept for rollout in group.rollouts)
         return filled
 
     def settle(self, filled: Filled, left: Mapping[str, int], objective: Objective) -> dict[str, float | int]:
@@ -145,10 +134,6 @@ class Asynchronous:
         figures = self._live.settle(filled, left, objective)
         self._write()
         return figures
-
-    def comparable(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-        """Without the sampler's mismatch when older policies drew some tokens: the difference is theirs, not the sampler's."""
-        return {name: metric for name, metric in metrics.items() if not (self._old and name == "mismatch_max")}
 
     def close(self) -> None:
         """End the workers."""

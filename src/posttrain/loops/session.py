@@ -12,14 +12,16 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.digest import file_digest
-from posttrain.core.errors import Interrupted, StorageError
+from posttrain.core.errors import Halted, Interrupted, StorageError
 from posttrain.core.metrics import Metric, read
 from posttrain.core.storage import Room, bytes_below, check_room
 from posttrain.engine.checkpoint import NO_OTHERS, Checkpoint, Content, discard_checkpoints, latest_checkpoint, save_checkpoint
 from posttrain.engine.export import export, export_bytes, training_bytes
 from posttrain.engine.machine import Machine
+from posttrain.engine.memory import resident_mib
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer
+from posttrain.loops.guard import Guard, Raised, Watcher
 from posttrain.runs.console import Console
 from posttrain.runs.interrupt import StopSignal, resume_hint
 from posttrain.runs.recorder import Recorder
@@ -47,6 +49,9 @@ class Session:
     machine: Machine = field(default_factory=Machine)
     tokenizer: PreTrainedTokenizerFast | None = None
     """Goes with every exported model; without one nothing is exported."""
+    guard: Guard = field(default_factory=Guard)
+    watcher: Watcher | None = None
+    """Raises the alarms, on the first rank; None elsewhere, and where nothing is watched."""
 
     def finished(self, name: str) -> dict[str, Any] | None:
         """What a finished stage left behind; also moves this session's notion of where the records stand."""
@@ -95,9 +100,9 @@ class Session:
         if problem := self.ranks.first_says(problem):
             raise StorageError(problem)
 
-    def check_stop(self) -> bool:
-        """Whether to stop now: the first rank's answer, on every rank."""
-        return self.ranks.first_says(self.stop.requested)
+    def check_stop(self, halt: str | None = None) -> tuple[bool, str | None]:
+        """Whether to stop now, because the user asked for it or for the reason `halt`: the first rank's answer, on every rank."""
+        return self.ranks.first_says((self.stop.requested, halt))
 
 
 class Stage:
@@ -116,6 +121,7 @@ class Stage:
         self._shown: dict[str, float | int | str | None] = {}
         self._kept: dict[str, Callable[[], Any]] = {}
         self._saving: dict[str, float] = {}
+        self._halt: str | None = None
         self._found: Checkpoint | None = session.ranks.first_says(latest_checkpoint(self.root))
         if trainer.warning:
             session.console.warn(f"{name}: {trainer.warning}")
@@ -125,24 +131,34 @@ class Stage:
     def _restore(self, checkpoint: Checkpoint | None) -> int:
         if checkpoint is None:
             self.session.rewind()
+            self._watch_from([])
             return 0
         checkpoint.restore(self.trainer, self.others)
         self.state = dict(checkpoint.state)
         self.session.run.rewind(checkpoint.position)
+        self._watch_from(self.session.run.metrics(self.name))
         self.session.console.line(f"{self.name}: resuming at step {checkpoint.step} of {self.total}")
         return checkpoint.step
 
+    def _watch_from(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The watcher sees what is recorded of the stage."""
+        if self.session.watcher is not None:
+            self.session.watcher.begin(self.name, [(line["step"], seen_by_watcher(line, line.get("seconds", {}))) for line in lines])
+
     def steps(self) -> Iterator[int]:
-        """The steps still to do. After each: progress, a checkpoint when one is due, and an orderly end when the user asked for it."""
+        """The steps still to do. After each: progress, a checkpoint when one is due, and an orderly end when the user or an alarm asks for
+        it."""
         with self.session.console.stage(self.name, total=self.total, unit="step", done=self.first) as progress:
             for step in range(self.first, self.total):
                 yield step
                 progress.advance(1, **self._shown)
-                stopping = self.session.check_stop()
-                if stopping or ((step + 1) % self.session.save_every == 0 and step + 1 < self.total):
+                stopping, halt = self.session.check_stop(self._halt)
+                if stopping or halt or ((step + 1) % self.session.save_every == 0 and step + 1 < self.total):
                     started = time.perf_counter()
                     self._save(step + 1)
                     self._saving = {"checkpoint": round(time.perf_counter() - started, 4)}
+                if halt:
+                    raise Halted(f"{self.name} was {halt}")
                 if stopping:
                     raise Interrupted(
                         f"{self.name} stopped after step {step + 1} of {self.total}, saved; {resume_hint(self.session.command)}"
@@ -189,14 +205,37 @@ class Stage:
         step: int,
         metrics: Mapping[str, Metric],
         plain: Mapping[str, float | int | None],
-        seconds: Mapping[str, float],
+        seconds: Mapping[str, float | None],
         show: Sequence[str],
     ) -> None:
         """Write one metrics line; `show` names what stands beside the progress bar. A checkpoint before the step is among its seconds."""
         seconds, self._saving = {**seconds, **self._saving}, {}
         values = {**read(metrics), **plain, "optimizer_step": self.trainer.version}
-        self.session.run.metric(self.name, step, values, {**seconds, "peak_mib": self.trainer.peak_mib})
+        seconds = {**seconds, "peak_mib": self.trainer.peak_mib, "rss_mib": resident_mib()}
+        self.session.run.metric(self.name, step, values, seconds)
         self._shown = {name: values.get(name) for name in show}
+        if self.session.watcher is not None:
+            for alarm in self.session.watcher.see(self.name, step, seen_by_watcher(values, seconds)):
+                self._raise(step, alarm)
+
+    def _raise(self, step: int, alarm: Raised) -> None:
+        """Record an alarm, say it, and end after this step when it asks for that."""
+        session = self.session
+        session.run.alarm(self.name, step, alarm.id, alarm.detail, {**alarm.evidence, "action": str(alarm.action)})
+        if alarm.action == "note":
+            return
+        session.console.warn(f"{self.name} step {step}: {alarm.id} {alarm.detail}")
+        if alarm.action in ("pause", "stop") and self._halt is None:
+            look = f"what it rests on: posttrain doctor {session.run.path}"
+            on = f"to go on: posttrain resume {session.run.path}"
+            again = "" if alarm.action == "pause" else " --set guard.alarms=warn (as it is, it would stop again)"
+            done = "paused" if alarm.action == "pause" else "stopped"
+            self._halt = f"{done} after step {step + 1} of {self.total} by alarm {alarm.id}: {alarm.detail}; saved; {look}; {on}{again}"
+
+
+def seen_by_watcher(values: Mapping[str, Any], seconds: Mapping[str, float | None]) -> dict[str, Any]:
+    """A metrics line as one mapping; what the clock decides is named seconds.NAME."""
+    return {**values, **{f"seconds.{name}": value for name, value in seconds.items()}}
 
 
 class Stopwatch:

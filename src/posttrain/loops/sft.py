@@ -24,7 +24,7 @@ from posttrain.engine.scoring import Scores, shares_prompts
 from posttrain.engine.trainer import LocalTrainer, LossFunction, Optim
 from posttrain.loops.session import Session, Stage, Stopwatch
 from posttrain.objectives.aggregate import aggregate
-from posttrain.rollout.pack import Packing, pack, shard
+from posttrain.rollout.pack import pack, shard
 
 
 class SFT(Config):
@@ -34,7 +34,6 @@ class SFT(Config):
     batch_size: int = Field(default=32, ge=1)
     """Rows per optimizer step, over all ranks."""
     optim: Optim = Optim(lr=2e-4)
-    packing: Packing = Packing()
 
 
 def steps_of(rows: int, settings: SFT) -> int:
@@ -67,7 +66,7 @@ def sft(session: Session, model: nn.Module, samples: Sequence[Sample], settings:
             order = permutation(len(samples), session.seed, name, "order", epoch)
             rows = [samples[i] for i in order[place * settings.batch_size : (place + 1) * settings.batch_size]]
             mine = shard([unshared(row, i) for i, row in enumerate(rows)], session.ranks.rank, session.ranks.size)
-            batches = pack(mine, settings.packing, share_prompts=shares_prompts(trained))
+            batches = pack(mine, session.machine.packing, share_prompts=shares_prompts(trained))
             tokens = sum(row.tokens.trained for row in rows)
             metrics = trainer.step(batches, imitation(tokens))
         plain = {"rows": len(rows), "tokens": tokens, "epoch": epoch + 1}

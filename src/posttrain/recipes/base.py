@@ -23,6 +23,7 @@ from posttrain.core.digest import digest
 from posttrain.core.files import atomic_dir, read_jsonl
 from posttrain.core.seeds import python_rng
 from posttrain.core.trajectory import Owner, Sample, Tokens
+from posttrain.engine.machine import Packing
 from posttrain.engine.trainer import Optim
 from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import CAPITALS, OPPOSITES, WORDS
@@ -31,7 +32,6 @@ from posttrain.loops.sft import SFT, sft
 from posttrain.models.loading import load, save
 from posttrain.models.tiny import TinyModel, build_tiny
 from posttrain.models.tokenizer import build_tokenizer
-from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import text_sample
 
 BASE_SEED = 0
@@ -133,8 +133,9 @@ def tiny_base(
     model = build_tiny(settings.shape, tokenizer, BASE_SEED)
     samples = [line_sample(tokenizer, line, f"{index}") for index, line in enumerate(lines)]
     optim = Optim(lr=settings.lr, schedule="cosine", warmup=0.05, end=0.05)
-    recipe = SFT(batch_size=settings.batch, optim=optim, packing=Packing(row_tokens=128, micro_tokens=4096))
-    trained = sft(replace(session, seed=BASE_SEED, tokenizer=tokenizer), model, samples, recipe, name)
+    recipe = SFT(batch_size=settings.batch, optim=optim)
+    machine = session.machine.model_copy(update={"packing": Packing(row_tokens=128, micro_tokens=4096)})
+    trained = sft(replace(session, seed=BASE_SEED, tokenizer=tokenizer, machine=machine), model, samples, recipe, name)
     if session.ranks.first:
         with atomic_dir(folder) as target:
             save(trained, tokenizer, target)

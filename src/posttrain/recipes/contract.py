@@ -25,10 +25,12 @@ from posttrain.core.seeds import derive
 from posttrain.core.trajectory import Group, RewardStatus, Score
 from posttrain.engine.draft import check_draft, first_layers
 from posttrain.engine.local import LocalSampler
+from posttrain.engine.machine import Packing
 from posttrain.engine.processes import Ranks
 from posttrain.engine.speculative import SpeculativeSampler
 from posttrain.engine.trainer import LocalTrainer, Optim
 from posttrain.engine.types import Sampler
+from posttrain.engine.weights import weights_digest
 from posttrain.envs.sources import source
 from posttrain.evals.runner import evaluate
 from posttrain.evals.suite import Suite
@@ -216,7 +218,7 @@ class Learner:
         self.policy = copy.deepcopy(bench.model)
         self.start = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
         self.sampler = build(bench.setup(self.policy))
-        self.plan = plan_of(self.settings.rl, self.objective, DEFAULT_CRITIC, bench.world)
+        self.plan = plan_of(self.settings.rl, self.objective, DEFAULT_CRITIC, bench.world, Packing())
         self.reset()
 
     def reset(self) -> None:
@@ -245,7 +247,8 @@ class Learner:
         greedy = settings.sampling.model_copy(update={"temperature": 0.0})
         suite = Suite(bench.source.name, bench.held_out, bench.world.grader, greedy, 1, allow_truncation=True)
         sampler = plain(bench.setup(self.policy))
-        record = evaluate(sampler, bench.renderer, [suite], seed=settings.seed, label="contract")[suite.name]
+        model = weights_digest(self.policy)
+        record = evaluate(sampler, bench.renderer, [suite], seed=settings.seed, label="contract", model_digest=model)[suite.name]
         return Learned(record, self.trainer.version)
 
 

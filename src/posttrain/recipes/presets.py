@@ -8,6 +8,7 @@ from typing import Any
 from posttrain.core.config import Config
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
+from posttrain.engine.machine import Machine, Packing
 from posttrain.engine.trainer import Optim
 from posttrain.envs.arithmetic import Arithmetic
 from posttrain.envs.instruct import Instruct
@@ -20,23 +21,22 @@ from posttrain.models.lora import LoRA
 from posttrain.objectives.algorithms import ALGORITHMS
 from posttrain.recipes.ladder import Ladder, Measure, Mine, Rows
 from posttrain.recipes.single import DPORun, RLRun, SFTRun
-from posttrain.rollout.pack import Packing
 
-_SMALL_MEMORY = Packing(row_tokens=256, micro_tokens=1024)
 PRESETS: dict[str, Ladder] = {
     "tiny": Ladder(),
     "smollm2": Ladder(
         preset="smollm2",
         model=SMOLLM2,
+        machine=Machine(packing=Packing(row_tokens=256, micro_tokens=1024)),
         lora=LoRA(),
         arithmetic=Arithmetic(high=49, harder_low=50, harder_high=99),
         instruct=Instruct(grading="mentions", max_words=12),
         rows=Rows(arithmetic=600, word_problems=300, instruct=100, wrong=0.0),
         sampling=Sampling(max_tokens=24),
-        sft=SFT(batch_size=16, optim=Optim(lr=5e-4), packing=_SMALL_MEMORY),
+        sft=SFT(batch_size=16, optim=Optim(lr=5e-4)),
         mine=Mine(prompts=480, completions=4),
-        dpo=DPO(batch_size=8, optim=Optim(lr=1e-4), packing=_SMALL_MEMORY),
-        grpo=RL(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=2e-4, schedule="constant"), packing=_SMALL_MEMORY),
+        dpo=DPO(batch_size=8, optim=Optim(lr=1e-4)),
+        grpo=RL(steps=60, prompts=16, siblings=8, tries=1.5, optim=Optim(lr=2e-4, schedule="constant")),
         measure=Measure(arithmetic=500, harder=100, word_problems=200, retention=60),
     ),
 }

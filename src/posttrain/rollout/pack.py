@@ -12,19 +12,10 @@ from itertools import chain
 import numpy as np
 import torch
 
-from posttrain.core.config import Config
 from posttrain.core.errors import DataError
 from posttrain.core.trajectory import TRAINED_OWNERS, Sample
 from posttrain.engine.batch import Batch
-
-
-class Packing(Config):
-    """How many tokens are computed together. Affects speed and memory, not the gradient."""
-
-    row_tokens: int = 512
-    """Width of a packed row; a longer document widens its row instead of being cut."""
-    micro_tokens: int = 4096
-    """Tokens of one forward and backward pass."""
+from posttrain.engine.machine import Packing
 
 
 @dataclass(slots=True)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.doctor.combined import Early, Event, Lasting, Not, OneOf, Setting
+from posttrain.doctor.combined import AllOf, Early, Event, Ever, Lasting, Late, Not, OneOf, Setting
 from posttrain.doctor.frame import Frame, frame_of
 from posttrain.doctor.signals import Bound, Change, Flat, Gap, Jump, Level, Signal, Versus
+from posttrain.doctor.trends import Channel, Sawtooth, Score, Steady
 
 
 def series(**columns: list[float | None]) -> Frame:
@@ -81,6 +82,44 @@ def test_settings_events_and_combinations():
     assert rows(Not(Level("never", ">", 0.5)), frame) == []
 
 
+def test_early_late_ever_and_all():
+    frame = series(x=[1.0, 0.0, 1.0, 0.0], y=[0.0, 0.0, 1.0, 1.0])
+    high = Level("x", ">", 0.5)
+    assert rows(Late(high, rows=1), frame) == [2]
+    assert rows(Ever(Level("y", ">", 0.5)), frame) == [2, 3]
+    assert rows(Not(Ever(Level("y", ">", 0.5))), frame) == [0, 1]
+    assert rows(AllOf((high, Level("y", ">", 0.5))), frame) == [2]
+    assert Ever(Level("y", ">", 0.5)).holds(frame, 3).tolist() == [True]  # row 2 lies before the rows asked for
+
+
+def test_steady_needs_every_part_to_rise():
+    up = [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]  # thirds 1, 2, 3
+    assert rows(Steady("m", ">=", 2.0, over=6, blocks=3), series(m=up)) == [5]
+    assert rows(Steady("m", ">=", 2.1, over=6, blocks=3), series(m=up)) == []
+    assert rows(Steady("m", ">=", 1.0, over=6, blocks=3), series(m=[1.0, 1.0, 3.0, 3.0, 3.0, 3.0])) == []  # a level, then another: no leak
+    assert rows(Steady("m", ">=", 2.0, over=6, blocks=3, relative=True), series(m=up)) == [5]  # 1 -> 3 is +200 %
+
+
+def test_sawtooth_is_not_a_step():
+    assert rows(Sawtooth("s", factor=4, over=6, turns=4), series(s=[1.0, 9, 1, 9, 1, 9])) == [5]  # five crossings
+    assert rows(Sawtooth("s", factor=4, over=6, turns=4), series(s=[1.0, 1, 1, 9, 9, 9])) == []  # one crossing
+
+
+def test_a_score_of_few_items_has_not_fallen():
+    scores: list[float | None] = [0.27, 0.27, 0.24, 0.24, 0.20, 0.20]
+    few, many = series(heldout_mean=scores, heldout_n=[36.0] * 6), series(heldout_mean=scores, heldout_n=[500.0] * 6)
+    sign = Score("heldout_mean", "<=", -0.03, over=6)
+    assert rows(sign, few) == []  # 2 sqrt(2 * .2367 * .7633 / 72) = .142 > .07
+    assert rows(sign, many) == [5]  # 2 sqrt(2 * .2367 * .7633 / 1000) = .038 < .07
+    assert rows(sign, series(heldout_mean=scores)) == [5]  # items unknown: the scatter decides, here none
+
+
+def test_channel_reads_all_but_correctness():
+    frame = series(channel_accuracy_share=[0.9, 0.9], channel_format_share=[0.1, 0.7])
+    assert rows(Channel("share", ">", 0.5, last=1), frame) == [1]
+    assert rows(Channel("mean", ">", 0.5, last=1), frame) == []
+
+
 SIGNS: list[Signal] = [
     Level("x", "<", 0.3, last=4, stat="every"),
     Level("x", ">", 0.5, last=3, stat="p95"),
@@ -95,6 +134,15 @@ SIGNS: list[Signal] = [
     Not(Change("x", ">=", 0.2, over=6)),
     Early(Level("x", ">", 0.5), rows=4),
     OneOf((Level("x", ">", 0.8), Not(Level("y", "<", 0.5, last=2)))),
+    AllOf((Level("x", ">", 0.3), Not(Level("y", "<", 0.5, last=2)))),
+    Late(Level("x", ">", 0.5), rows=4),
+    Ever(Level("x", ">", 0.8, last=2)),
+    Not(Ever(Level("y", ">", 0.8))),
+    Steady("x", ">=", 0.1, over=6, blocks=3),
+    Steady("y", "<=", -0.2, over=6, relative=True, blocks=2),
+    Sawtooth("x", factor=1.5, over=6, turns=3),
+    Score("x", ">=", 0.1, over=4, items="y"),
+    Channel("share", ">", 0.4, last=2),
 ]
 
 
@@ -105,7 +153,7 @@ def test_live_equals_replay(sign: Signal, data: list[tuple[float | None, float |
     live = Frame("rl", "rl")
     seen = []
     for step, (x, y) in enumerate(data):
-        live.append(step, {"x": x, "y": y})
+        live.append(step, {"x": x, "y": y, "channel_a_share": x})
         seen.append(bool(sign.holds(live, len(live) - 1)[0]))
         sign.said(live, len(live) - 1)
     assert sign.holds(live).tolist() == seen

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from posttrain.core.errors import ConfigError
-from posttrain.core.metrics import Mean
 from posttrain.core.trajectory import Owner, Tokens
+from posttrain.engine.machine import Machine
 from posttrain.engine.processes import Ranks
-from posttrain.engine.trainer import LocalTrainer, Optim
+from posttrain.engine.trainer import Optim
 from posttrain.engine.weights import weights_digest
-from posttrain.loops.preference import DPO, WINDOW, content_key, dpo, equation, reference_logps, rows_of, watch_falling
-from posttrain.loops.session import Stage
+from posttrain.loops.preference import DPO, content_key, dpo, equation, reference_logps, rows_of
 from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import Pair
 
@@ -31,16 +31,16 @@ def pairs_of(n: int) -> list[Pair]:
     ]
 
 
-def first_step(toy, model, pairs, **settings) -> dict:
+def first_step(toy, model, pairs, machine: Machine | None = None, **settings) -> dict:
     run = toy.recorder()
-    dpo(toy.session(run), model, pairs, DPO(**settings))
+    dpo(replace(toy.session(run), machine=machine or Machine()), model, pairs, DPO(**settings))
     return run.lines["metrics"][0]
 
 
 @pytest.mark.parametrize("packing", [Packing(), Packing(row_tokens=1, micro_tokens=1)], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_first_step_is_ln_2(toy, packing, batch_size):
-    line = first_step(toy, toy.model(), pairs_of(7), batch_size=batch_size, packing=packing, beta=0.5)
+    line = first_step(toy, toy.model(), pairs_of(7), batch_size=batch_size, machine=Machine(packing=packing), beta=0.5)
     assert line["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert line["chosen_reward"] == pytest.approx(0.0, abs=1e-5)
     assert line["rejected_reward"] == pytest.approx(0.0, abs=1e-5)
@@ -117,22 +117,3 @@ def test_input_model_is_not_touched(toy):
 def test_no_pairs_is_one_line(toy):
     with pytest.raises(ConfigError, match="dpo: no pairs to train on"):
         dpo(toy.session(), toy.model(), [], DPO())
-
-
-def falling(toy, rewards) -> list[int]:
-    """Steps at which the alarm rang, for (chosen, rejected) rewards per step."""
-    run = toy.recorder()
-    stage = Stage(toy.session(run), "dpo", LocalTrainer(toy.model(), Optim(), 1, Ranks()), 1)
-    for step, (chosen, rejected) in enumerate(rewards):
-        watch_falling(stage, step, {"chosen_reward": Mean(chosen * 4, 4), "rejected_reward": Mean(rejected * 4, 4)})
-    assert all(alarm["name"] == "both_falling" for alarm in run.lines["alarms"])
-    return [alarm["step"] for alarm in run.lines["alarms"]]
-
-
-def test_both_falling_rings_once_after_a_full_window(toy):
-    assert falling(toy, [(-0.2, -0.9)] * (WINDOW + 5)) == [WINDOW - 1]
-
-
-@pytest.mark.parametrize("rewards", [(0.2, -0.9), (-0.01, -0.9), (-0.2, 0.1)])
-def test_other_pictures_stay_silent(toy, rewards):
-    assert falling(toy, [rewards] * (2 * WINDOW)) == []

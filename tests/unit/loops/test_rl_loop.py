@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,16 +13,21 @@ from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import python_rng
 from posttrain.core.tasks import Message, Task
+from posttrain.core.trajectory import StopReason
 from posttrain.engine.processes import Ranks
 from posttrain.engine.scoring import score
 from posttrain.engine.trainer import LocalTrainer, Optim
 from posttrain.engine.weights import weights_digest
+from posttrain.evals.pulse import Pulse
+from posttrain.evals.suite import Suite
 from posttrain.loops.policy_step import Actors, Plan, learn, policy_scorer, prepare
 from posttrain.loops.rl import equation, rl
+from posttrain.loops.rl_records import survival
 from posttrain.loops.rl_settings import RL, World
 from posttrain.loops.sft import SFT, sft
 from posttrain.objectives.objective import Objective
 from posttrain.rewards.graders import ExactTextGrader, FunctionGrader
+from posttrain.rollout.dynamic import Filled
 from posttrain.rollout.pack import Packing
 from posttrain.rollout.samples import supervised_sample
 
@@ -317,11 +323,40 @@ def test_weights_that_do_not_move_do_not_drift(toy):
     assert max(line["mismatch_max"] for line in run.lines["metrics"]) < 1e-5
 
 
-def test_disagreement_of_sampler_and_trainer_rings(toy, monkeypatch):
-    monkeypatch.setattr("posttrain.loops.alarms.MISMATCH", -1.0)
+def test_a_pulse_is_taken_when_due_and_leaves_the_training_alone(toy):
+    bare, watched = toy.recorder(), toy.recorder()
+    plain = rl(toy.session(bare), toy.brief(), world(toy), small(steps=3), Objective())
+    items = tuple(replace(task, id=f"{place}") for place, task in enumerate(world(toy).draw(5, 77)))
+    suite = Suite("pulse", items, world(toy).grader, SHORT, 1, allow_truncation=True)
+    other = rl(toy.session(watched), toy.brief(), replace(world(toy), pulse=Pulse(suite, every=2)), small(steps=3), Objective())
+    assert weights_digest(plain) == weights_digest(other)
+    assert [line.get("heldout_n") for line in watched.lines["metrics"]] == [5.0, None, 5.0]
+    stripped = [{k: v for k, v in line.items() if not k.startswith("heldout_")} for line in watched.lines["metrics"]]
+    assert stripped == bare.lines["metrics"]
+
+
+def test_counts_of_a_step_reconcile(toy):
     run = toy.recorder()
-    rl(toy.session(run), toy.brief(), world(toy), small(steps=1), Objective())
-    assert [alarm["name"] for alarm in run.lines["alarms"]] == ["sampler_trainer_mismatch"]
+    rl(toy.session(run), toy.brief(), world(toy), small(steps=2), Objective())
+    for line in run.lines["metrics"]:
+        assert line["tokens"] == line["tokens_sampled"]  # nothing was masked
+        assert line["tokens_forced"] == 0
+        assert line["version_lag"] == 0
+        assert line["dropped"] == 0
+        assert line["survivors_min"] == small(steps=2).siblings
+        shares = ("mixed", "all_right", "all_wrong", "unanimous_partial", "unanimous_unparseable")
+        assert sum(line[name] for name in shares) == pytest.approx(1.0)
+
+
+def test_dropped_rollouts_are_counted_over_all_that_were_generated(toy):
+    kept = toy.group([1.0, 0.0, 0.0, 1.0])
+    cut = toy.group([0.0, 0.0, 0.0, None], stops=[StopReason.LENGTH] * 3 + [StopReason.END])
+    found = survival(Filled((kept, cut), (kept,)), Objective.load({"kind": "grpo", "overlong": "drop"}), version=3)
+    assert found["dropped"] == 0.5  # three cut and one that could not be judged, of eight
+    assert (found["survivors_median"], found["survivors_min"]) == (2.0, 0.0)
+    assert found["version_lag"] == 3.0  # drawn by version 0
+    assert found["tokens_sampled"] == 8.0
+    assert survival(Filled((kept, cut), (kept,)), Objective(), version=0)["dropped"] == 0.125
 
 
 def test_steered_numbers_reach_the_update_and_are_recorded(toy, monkeypatch):

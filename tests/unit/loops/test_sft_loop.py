@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Message
 from posttrain.core.trajectory import StopReason
 from posttrain.engine.local import LocalSampler
+from posttrain.engine.machine import Machine
 from posttrain.engine.trainer import Optim
 from posttrain.engine.types import Request
 from posttrain.engine.weights import weights_digest
@@ -95,7 +97,8 @@ def test_first_loss_is_the_mean_over_all_tokens_of_the_step(toy):
 def test_packing_does_not_change_the_result(toy, packing):
     # plain numbers instead of a digest: the order of float additions differs
     whole = toy.weights(sft(toy.session(), toy.model(), rows(toy, 8), SFT(epochs=2, batch_size=4)))
-    other = toy.weights(sft(toy.session(), toy.model(), rows(toy, 8), SFT(epochs=2, batch_size=4, packing=packing)))
+    session = replace(toy.session(), machine=Machine(packing=packing))
+    other = toy.weights(sft(session, toy.model(), rows(toy, 8), SFT(epochs=2, batch_size=4)))
     torch.testing.assert_close(other, whole, atol=1e-4, rtol=0)
 
 
@@ -144,7 +147,8 @@ def test_padding_with_the_closing_token_is_harmless(toy):
         chats = [(Message("user", "hi"), Message("assistant", text)) for text in ("a", "abcdef")]
         samples = [supervised_sample(speaker.conversation(chat), f"{i}") for i, chat in enumerate(chats)]
         assert [row.tokens.trained for row in samples] == [2, 7]
-        weights.append(weights_digest(sft(toy.session(), toy.model(265), samples, SFT(packing=Packing(row_tokens=14)))))
+        session = replace(toy.session(), machine=Machine(packing=Packing(row_tokens=14)))
+        weights.append(weights_digest(sft(session, toy.model(265), samples, SFT())))
     assert weights[0] == weights[1]
 
 
