@@ -1,1 +1,1 @@
-"""The evidence: intervals, pass@k and paired tests. Pure functions over numbers; no torch."""
+"""The evidence: intervals, comparisons, pass@k, budgets, grades, lags and trends. Pure functions over numbers; no torch."""

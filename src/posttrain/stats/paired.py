@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from posttrain.core.errors import EvidenceError
 from posttrain.core.seeds import numpy_rng
-from posttrain.stats.intervals import Interval, all_equal, cluster_t
+from posttrain.stats.bootstrap import RESAMPLES, bca, mean
+from posttrain.stats.intervals import Interval, all_equal, cluster_t, finite_values
 
 _BLOCK = 1 << 20
 """Signs drawn at a time, which bounds the memory of a permutation test."""
@@ -46,9 +48,7 @@ def paired_difference(
     `a_means[i]` and `b_means[i]` are the means over samples of the same item; `bounds` is the range a difference can have. When every
     difference is the same value, a t test is undefined: the interval is that of `cluster_t` and the p-value that of flipping signs.
     """
-    if len(a_means) != len(b_means):
-        raise EvidenceError(f"{len(a_means)} items against {len(b_means)}: a paired test needs the same items in the same order")
-    differences = np.asarray(b_means, dtype=np.float64) - np.asarray(a_means, dtype=np.float64)
+    differences = _differences(a_means, b_means)
     interval = cluster_t(differences.tolist(), level, bounds)
     n, delta = len(differences), float(differences.mean())
     if all_equal(differences):
@@ -58,10 +58,37 @@ def paired_difference(
     return PairedResult(delta, interval, n, float(2 * special.stdtr(n - 1, -abs(t))), "paired cluster-t")
 
 
+def paired_bootstrap(
+    a_means: Sequence[float],
+    b_means: Sequence[float],
+    seed: int,
+    level: float = 0.95,
+    bounds: tuple[float, float] | None = (-1.0, 1.0),
+    resamples: int = RESAMPLES,
+) -> PairedResult:
+    """The mean of b - a over items with a BCa interval from resampled items, and the p-value of flipping signs.
+
+    For differences that are skewed, such as a few large losses among many small gains; at least 8 items. The p-value comes from
+    `sign_flip_test` and not from the resamples, which are too sure when few items differ at all (4 gains and no loss among 10 items: 0.125,
+    as McNemar's test says, where the resamples say 0.02). So near the border p may exceed 1 - level while the interval leaves out 0. When
+    every difference is the same value there is nothing to resample, and the answer is that of `paired_difference`.
+
+    >>> result = paired_bootstrap([0, 0, 1, 0, 1, 0, 0, 1, 0, 0], [1, 0, 1, 1, 1, 0, 1, 1, 0, 1], seed=0)
+    >>> result.delta, result.p_value, result.method
+    (0.4, 0.125, 'paired bca bootstrap, sign-flip test')
+    """
+    differences = _differences(a_means, b_means)
+    if len(differences) >= 2 and all_equal(differences):
+        return paired_difference(a_means, b_means, level, bounds)
+    interval = bca(differences, mean, seed, level, resamples)
+    p_value = sign_flip_test(differences.tolist(), seed, resamples)
+    return PairedResult(float(differences.mean()), interval, len(differences), p_value, "paired bca bootstrap, sign-flip test")
+
+
 def mcnemar_exact(b: int, c: int) -> float:
     """Two-sided exact McNemar p-value from the discordant pairs: b items only the first solved, c items only the second.
 
-    >>> mcnemar_exact(1, 5)  # 2 * (C(6,0) + C(6,1)) / 2**6
+    >>> round(mcnemar_exact(1, 5), 5)  # 2 * (C(6,0) + C(6,1)) / 2**6
     0.21875
     """
     if b < 0 or c < 0:
@@ -97,3 +124,9 @@ def sign_flip_test(differences: Sequence[float], seed: int, flips: int = 10_000)
         extreme += int(np.count_nonzero(np.abs(signs @ values) >= observed))
         left -= rows
     return (1 + extreme) / (1 + flips)
+
+
+def _differences(a_means: Sequence[float], b_means: Sequence[float]) -> NDArray[np.float64]:
+    if len(a_means) != len(b_means):
+        raise EvidenceError(f"{len(a_means)} items against {len(b_means)}: a paired test needs the same items in the same order")
+    return finite_values(b_means) - finite_values(a_means)

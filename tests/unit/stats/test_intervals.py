@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.core.errors import EvidenceError
-from posttrain.stats.intervals import Interval, cluster_t, item_clustered_se, wilson
+from posttrain.stats.intervals import (
+    Interval,
+    clopper_pearson,
+    cluster_t,
+    half_width,
+    item_clustered_se,
+    same_method,
+    student_t,
+    wilson,
+)
 
 
 def test_wilson_at_half_of_thirty():
@@ -51,6 +60,10 @@ def test_identical_items_do_not_read_as_certainty():
     assert "all equal" in cluster_t([0.0] * 10).method
     middle = cluster_t([0.5] * 10)  # u = .277532; .5 +- .5 u
     assert (middle.low, middle.high) == (pytest.approx(0.361234, abs=1e-5), pytest.approx(0.638766, abs=1e-5))
+
+
+def test_items_equal_up_to_rounding_are_centred_on_their_mean():
+    assert 5e-10 in cluster_t([1e-09, 0.0], level=0.5)  # around the first value it would start at 8e-10
 
 
 def test_identical_items_without_bounds_are_refused():
@@ -102,3 +115,56 @@ def test_wilson_holds_the_rate_and_is_symmetric(counts):
     interval, mirror = wilson(successes, n), wilson(n - successes, n)
     assert successes / n in interval
     assert interval.low == pytest.approx(1 - mirror.high)
+
+
+def test_clopper_pearson_by_hand():
+    # 0 of 10: high solves (1 - h)^10 = .025; 10 of 10 mirrors it; 1 of 2: low 1 - sqrt(.975), high sqrt(.975)
+    none, every, half = clopper_pearson(0, 10), clopper_pearson(10, 10), clopper_pearson(1, 2)
+    assert (none.low, every.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(1 - 0.025**0.1)
+    assert every.low == pytest.approx(0.025**0.1)
+    assert (half.low, half.high) == (pytest.approx(1 - math.sqrt(0.975)), pytest.approx(math.sqrt(0.975)))
+    assert half.method == "clopper-pearson"
+    with pytest.raises(EvidenceError, match="count each trial once"):
+        clopper_pearson(1.5, 4)  # pyright: ignore[reportArgumentType]
+
+
+def test_exact_is_wider_than_wilson():
+    assert clopper_pearson(9, 30).low < wilson(9, 30).low
+    assert clopper_pearson(9, 30).high > wilson(9, 30).high
+
+
+def test_planning_widths():
+    # 1.95996 * .5 / sqrt(n)
+    points = {n: round(100 * half_width(n), 1) for n in (36, 50, 100, 200, 500, 1000)}
+    assert points == {36: 16.3, 50: 13.9, 100: 9.8, 200: 6.9, 500: 4.4, 1000: 3.1}
+    assert half_width(2401) == pytest.approx(0.02, abs=1e-5)  # +-2 points need 2401 items, not 100
+    assert half_width(100, p=0.9) == pytest.approx(1.959964 * 0.03)
+    assert half_width(30) == pytest.approx(0.1789, abs=1e-4)
+    assert (wilson(15, 30).high - wilson(15, 30).low) / 2 == pytest.approx(0.1684, abs=1e-4)  # narrower than the planning width
+    with pytest.raises(EvidenceError, match="0 items"):
+        half_width(0)
+    with pytest.raises(EvidenceError, match="between 0 and 1"):
+        half_width(10, p=1.2)
+
+
+def test_student_t_by_hand():
+    # .50 .52 .57: mean .53, squared deviations 9e-4 + 1e-4 + 16e-4 = 26e-4, sd sqrt(13e-4) = .0360555, se .0208167, t(2) 4.302653
+    interval = student_t([0.50, 0.52, 0.57])
+    assert interval.low == pytest.approx(0.53 - 4.302653 * 0.0208167, abs=1e-6)
+    assert interval.high == pytest.approx(0.53 + 4.302653 * 0.0208167, abs=1e-6)
+    assert interval.method == "student-t"
+    assert student_t([0.2, 0.9], bounds=(0, 1)).high == 1.0
+    with pytest.raises(EvidenceError, match="no width"):
+        student_t([3.0, 3.0, 3.0])
+    assert student_t([1.0] * 10, bounds=(0, 1)).low == pytest.approx(wilson(10, 10).low)
+
+
+def test_one_table_has_one_method():
+    assert same_method([wilson(1, 4), wilson(3, 9)]) == "wilson 95%"
+    assert same_method([cluster_t([0.1, 0.4]), cluster_t([0.0, 0.0])]) == "cluster-t 95%"  # the second says that it differs, and why
+    assert same_method([]) == "none"
+    with pytest.raises(EvidenceError, match="clopper-pearson 0.95, wilson 0.95"):
+        same_method([wilson(1, 4), clopper_pearson(1, 4)])
+    with pytest.raises(EvidenceError, match="wilson 0.9, wilson 0.95"):
+        same_method([wilson(1, 4), wilson(1, 4, level=0.9)])

@@ -4,7 +4,7 @@ import pytest
 
 from posttrain.core.errors import EvidenceError
 from posttrain.stats.intervals import wilson
-from posttrain.stats.paired import mcnemar_exact, paired_difference, sign_flip_test
+from posttrain.stats.paired import mcnemar_exact, paired_bootstrap, paired_difference, sign_flip_test
 
 
 def test_difference_by_hand():
@@ -92,3 +92,33 @@ def test_sign_flip_refusals():
         sign_flip_test([1.0], seed=0)
     with pytest.raises(EvidenceError, match="flips"):
         sign_flip_test([1.0, 2.0], seed=0, flips=0)
+
+
+def test_bootstrap_by_enumeration():
+    # differences: one 1 and nine 0; the mean of a resample is Binomial(10, .1) / 10, of which 35% is 0 and one draw in 7000
+    # above 5/10; with one item that differs, flipping its sign changes nothing: p = 1
+    result = paired_bootstrap([0.0] * 10, [1.0] + [0.0] * 9, seed=0)
+    assert (result.delta, result.n, result.method) == (pytest.approx(0.1), 10, "paired bca bootstrap, sign-flip test")
+    assert (result.interval.low, result.p_value) == (0.0, 1.0)
+    assert 0.4 <= result.interval.high <= 0.6
+
+
+def test_bootstrap_p_value_is_as_careful_as_mcnemar():
+    # 4 gains, no loss: 2 of 2^4 sign patterns reach it, whatever the 6 ties do
+    result = paired_bootstrap([0.0] * 10, [1.0] * 4 + [0.0] * 6, seed=0)
+    assert result.p_value == pytest.approx(2 / 2**4) == mcnemar_exact(0, 4)
+
+
+def test_bootstrap_mirrors_when_the_sides_are_swapped():
+    a, b = [0.1 * (i % 5) for i in range(30)], [0.1 * (i % 7) for i in range(30)]
+    forward, back = paired_bootstrap(a, b, seed=1), paired_bootstrap(b, a, seed=1)
+    assert forward.delta == pytest.approx(-back.delta)
+    assert forward.interval.low == pytest.approx(-back.interval.high, abs=0.01)
+
+
+def test_bootstrap_of_equal_differences_is_not_certainty():
+    assert paired_bootstrap([0.0] * 10, [0.0] * 10, seed=0) == paired_difference([0.0] * 10, [0.0] * 10)
+    with pytest.raises(EvidenceError, match="bootstrap of 3"):
+        paired_bootstrap([0.0, 0.0, 0.0], [1.0, 0.0, 0.5], seed=0)
+    with pytest.raises(EvidenceError, match="same items"):
+        paired_bootstrap([0.0], [1.0, 0.0], seed=0)
