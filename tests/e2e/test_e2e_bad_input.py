@@ -157,7 +157,7 @@ def test_measuring_and_comparing(refused: Refused, run: Path, tmp_path: Path) ->
     assert "exists already; choose another file" in refused("eval", run, "--out", record)
     assert "unknown task source 'gsm9k'" in refused("eval", run, "--task", "gsm9k")
     assert "no such file" in refused("compare", record, tmp_path / "absent.json")
-    assert "summary.json: evaluation record is malformed" in refused("compare", record, run / "summary.json")
+    assert "summary.json: evaluation record has schema 1" in refused("compare", record, run / "summary.json")
     error = refused("compare", record, run / "evals" / "sft.arithmetic_greedy.json")
     assert "cannot compare" in error
     assert "suite is 'arithmetic' against 'arithmetic_greedy'" in error

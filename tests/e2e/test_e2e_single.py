@@ -119,7 +119,7 @@ def test_measure_compare_and_refuse_other_conditions(
     shown: Shown, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, sft, short = (tmp_path / f"{name}.json" for name in ("base", "sft", "short"))
-    text = shown("eval", f"{run}:base", "--out", base, "--allow-truncation", *EVAL)
+    text = shown("eval", f"{run}:base", "--out", base, *EVAL, "--set", "allow_truncation=true")
     assert "n = 8 items x 1" in text
     assert "temperature=0.0 top_p=1.0 top_k=0 min_p=0.0 max_tokens=8" in text
     shown("eval", f"{run}:sft", "--out", sft, *EVAL)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain import __version__
+from posttrain.cli import claims, doctor, evaluation, gates, lint, runs
 from posttrain.core.errors import ConfigError, PosttrainError
 from posttrain.engine.runtime import prepare_environment
 
@@ -193,40 +194,6 @@ def recipes(name: Annotated[str | None, typer.Argument(help="A recipe or preset,
     typer.echo(describe(name))
 
 
-@app.command(name="eval")
-def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder, run directory (its last rung, or RUN:RUNG), .gguf file, hub id, or smollm2.")],
-    task: Annotated[str, typer.Option(help="Task source.")] = "arithmetic",
-    items: Annotated[int, typer.Option("--items", "-n", min=2, help="Held-out items.")] = 500,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest completion.")] = 256,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the record (JSON).")] = None,
-    allow_truncation: Annotated[bool, typer.Option(help="Report a score although 2 % or more of the completions were cut.")] = False,
-    overrides: Set = None,
-) -> None:
-    """Measure a model on held-out items: n, 95% interval, parse and truncation rate."""
-    from posttrain.cli.show import record_lines
-    from posttrain.recipes.evaluate import EvalRun
-    from posttrain.recipes.evaluate import evaluate as run
-
-    given: dict[str, Any] = {"model": model, "task": task, "items": items, "allow_truncation": allow_truncation}
-    given |= {"sampling": {"temperature": temperature, "max_tokens": max_tokens}}
-    record = run(EvalRun.load(given).override(overrides or []), out)
-    typer.echo("\n".join(record_lines(record)))
-
-
-@app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(help="Evaluation record (JSON), from `posttrain eval --out` or a run's evals/.")],
-    after: Annotated[Path, typer.Argument(help="The record to compare with it.")],
-) -> None:
-    """Paired comparison of two records; refuses records with different conditions and names the difference."""
-    from posttrain.cli.show import comparison_lines, read_record
-    from posttrain.evals.compare import compare as paired
-
-    typer.echo("\n".join(comparison_lines(paired(read_record(before), read_record(after)))))
-
-
 @app.command()
 def chat(
     where: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, RUN:RUNG, or any model.")],
@@ -245,47 +212,13 @@ def chat(
     talk(Chat(where, rung, system=system, sampling=sampling, seed=seed or 0))
 
 
-runs_app = typer.Typer(no_args_is_help=True, help="List, show and verify run directories.")
-app.add_typer(runs_app, name="runs")
-
-
-@runs_app.command("list")
-def runs_list(root: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
-    """Runs below a folder, oldest first, with how far each got."""
-    from posttrain.cli.show import listing_lines
-    from posttrain.runs.listing import list_runs
-
-    typer.echo("\n".join(listing_lines(list_runs(root), root)))
-
-
-@runs_app.command("show")
-def runs_show(run: Path) -> None:
-    """A run's table, timings and report."""
-    from posttrain.cli.show import run_lines
-
-    typer.echo("\n".join(run_lines(run)))
-
-
-@runs_app.command("verify")
-def runs_verify(run: Path) -> None:
-    """Read every record again and compare every digest with what lies on the disk."""
-    from posttrain.runs.listing import verify
-
-    problems = verify(run)
-    for problem in problems:
-        typer.echo(f"{problem.file}: {problem.detail}")
-    if problems:
-        raise typer.Exit(1)
-    typer.echo(f"{run}: everything recorded is still there, unchanged")
-
-
-@runs_app.command("report")
-def runs_report(run: Path) -> None:
-    """Write report.html again from the run's records."""
-    from posttrain.runs.report import write_report
-    from posttrain.runs.run import Run
-
-    typer.echo(str(write_report(Run.open(run).path)))
+# What is judged, before and after: plain functions of other files.
+_EVIDENCE = {"eval": evaluation.evaluate, "compare": evaluation.compare, "reconcile": evaluation.reconcile, "select": evaluation.select}
+_GATES = {"probe": gates.probe, "preflight": gates.preflight, "promote": gates.promote, "lint": lint.lint}
+for _name, _command in {**_EVIDENCE, "retention": evaluation.retention, **_GATES, "bakeoff": claims.bakeoff}.items():
+    app.command(_name)(_command)
+for _name, _group in {"runs": runs.runs_app, "doctor": doctor.app, "claims": claims.claims_app, "prereg": claims.prereg_app}.items():
+    app.add_typer(_group, name=_name)
 
 
 def _stored(out: Path) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class Config(BaseModel):
 
 def _scalar(text: str) -> Any:
     value = yaml.safe_load(text)
+    if isinstance(value, bool) and text.strip().lower() not in ("true", "false"):  # YAML 1.1 reads off as false; a switch accepts the word
+        return text.strip()
     if isinstance(value, str):  # YAML 1.1 reads 3e-5 as a string
         try:
             return float(value)

@@ -45,6 +45,18 @@ class GraderError(PosttrainError):
     """A grader that failed its own proof before the run: gold did not score 1 or a wrong answer did."""
 
 
+class GateFailed(PosttrainError):
+    """A gate that did not pass: the pipeline stops before the stage that would build on it."""
+
+    exit_code = 6
+
+
+class Halted(PosttrainError):
+    """An alarm paused or stopped the run. State is saved; the message says why and how to go on."""
+
+    exit_code = 7
+
+
 class Interrupted(PosttrainError):
     """The user asked to stop (Ctrl-C). State is saved; the message says how to resume."""
 

@@ -133,7 +133,7 @@ class Lasting:
         inner = self.sign.holds(frame, first)
         lead = np.full(first - (start - self.rows + 1), False)
         windows = sliding_window_view(np.concatenate([lead, inner]), self.rows) if len(frame) > start else np.empty((0, self.rows), bool)
-        return windows.any(axis=1) if self.some else windows.all(axis=1)
+        return np.asarray(windows.any(axis=1) if self.some else windows.all(axis=1))
 
     def said(self, frame: Frame, row: int) -> str:
         return f"{self.sign.said(frame, row)}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
@@ -262,7 +262,12 @@ class AllOf:
         return max(sign.since(frame) for sign in self.signs)
 
     def holds(self, frame: Frame, start: int = 0) -> np.ndarray:
-        return np.asarray(np.stack([sign.holds(frame, start) for sign in self.signs]).all(axis=0))
+        found = np.ones(len(frame) - start, dtype=bool)
+        for sign in self.signs:
+            if not found.any():
+                break
+            found &= sign.holds(frame, start)
+        return found
 
     def said(self, frame: Frame, row: int) -> str:
         return "; ".join(sign.said(frame, row) for sign in self.signs)

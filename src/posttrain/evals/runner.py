@@ -1,8 +1,8 @@
-"""Run suites: episodes out, trajectories back, records made. Two pure functions, and `evaluate`, which joins them with a sampler."""
+"""Run suites: episodes out, trajectories back, records made. Pure functions, and `evaluate`, which joins them with a sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.core.errors import ConfigError, EvidenceError
@@ -10,16 +10,20 @@ from posttrain.core.seeds import derive
 from posttrain.core.tasks import Task
 from posttrain.core.trajectory import Score, Trajectory
 from posttrain.engine.types import Sampler
-from posttrain.evals.record import Conditions, EvalRecord, ItemResult, Outcome, require_trustworthy
+from posttrain.evals.conditions import Conditions
+from posttrain.evals.record import EvalRecord, ItemResult, Outcome, require_trustworthy
+from posttrain.evals.rendering import thinking, tokenizer_digest
 from posttrain.evals.suite import Suite
 from posttrain.render.types import Renderer
-from posttrain.rewards.types import score
+from posttrain.rewards.types import extractor_of, score
 from posttrain.rollout.episodes import Opening, play
 
 EXAMPLES = 6
 """Items per suite of which the first sample is passed to `on_example`."""
 
 OnExample = Callable[[dict[str, Any]], None]
+PlayAll = Callable[[list[Opening]], list[Trajectory]]
+"""Plays episodes to their end, in order; where there are several processes, together with them."""
 
 
 def evaluate(
@@ -29,9 +33,9 @@ def evaluate(
     *,
     seed: int,
     label: str,
+    model_digest: str,
     progress: Callable[[int], None] | None = None,
     on_example: OnExample | None = None,
-    model_digest: str = "",
 ) -> dict[str, EvalRecord]:
     """Measure one model on every suite, all episodes side by side; records by suite name.
 
@@ -44,13 +48,34 @@ def evaluate(
     return records
 
 
+def items_in_batches(
+    suite: Suite, renderer: Renderer, seed: int, batch: int, play_all: PlayAll, done: Sequence[ItemResult] = ()
+) -> Iterator[list[ItemResult]]:
+    """The results of a suite's items, `batch` items at a time, from the first that is not `done` yet.
+
+    What an item's result is does not depend on the batches; that they start at fixed places only keeps the arithmetic of an engine the
+    same when an evaluation is resumed.
+    """
+    _require_distinct([suite])
+    if batch < 1:
+        raise ConfigError(f"batches of {batch} items hold none; take at least 1")
+    if any(result.id != task.id for result, task in zip(done, suite.tasks, strict=False)) or len(done) > len(suite.tasks):
+        raise EvidenceError(f"the finished items of '{suite.name}' are not its first {len(done)}; start the evaluation anew")
+    for start in range(len(done), len(suite.tasks), batch):
+        tasks = suite.tasks[start : start + batch]
+        yield _judged(suite, tasks, play_all(_openings(suite, tasks, renderer, seed)))
+
+
 def openings_for(suites: Sequence[Suite], renderer: Renderer, seed: int) -> list[Opening]:
     """One episode per suite, item and sample, in that order; samples of one item stand together and share their prompt."""
     _require_distinct(suites)
+    return [opening for suite in suites for opening in _openings(suite, suite.tasks, renderer, seed)]
+
+
+def _openings(suite: Suite, tasks: Sequence[Task], renderer: Renderer, seed: int) -> list[Opening]:
     return [
         Opening(task, index, prompt, suite.sampling, derive(seed, "eval", suite.name, task.id, index), suite.env_of, suite.turns)
-        for suite in suites
-        for task in suite.tasks
+        for task in tasks
         for prompt in [renderer.prompt(task.prompt)]
         for index in range(suite.samples)
     ]
@@ -63,26 +88,48 @@ def records_from(
     *,
     seed: int,
     label: str,
+    model_digest: str,
     on_example: OnExample | None = None,
-    model_digest: str = "",
 ) -> dict[str, EvalRecord]:
     """Score the trajectories of `openings_for(suites, renderer, seed)`, in that order. Raises EvidenceError if any is missing."""
     _require_distinct(suites)
     expected = sum(len(suite.tasks) * suite.samples for suite in suites)
     if len(trajectories) != expected:
         raise EvidenceError(f"{len(trajectories)} trajectories for {expected} evaluation episodes; none may be dropped or repeated")
-    results: dict[str, list[ItemResult]] = {suite.name: [] for suite in suites}
-    remaining = iter(trajectories)
-    for suite, task in [(s, task) for s in suites for task in s.tasks]:
-        outcomes = []
-        for index in range(suite.samples):
-            trajectory = next(remaining)
-            judged = score(suite.grader, task, trajectory)
-            outcomes.append(Outcome(judged.value, judged.status, trajectory.stop, trajectory.completion.trained))
-            if on_example is not None and index == 0 and len(results[suite.name]) < EXAMPLES:
-                on_example(_example(label, suite, task, trajectory, judged))
-        results[suite.name].append(ItemResult(task.id, tuple(outcomes)))
-    return {suite.name: EvalRecord(_conditions(suite, renderer, seed), label, model_digest, tuple(results[suite.name])) for suite in suites}
+    records, start = {}, 0
+    for suite in suites:
+        end = start + len(suite.tasks) * suite.samples
+        items = _judged(suite, suite.tasks, trajectories[start:end], label, on_example)
+        records[suite.name] = record_of(suite, items, renderer, seed=seed, label=label, model_digest=model_digest)
+        start = end
+    return records
+
+
+def record_of(suite: Suite, items: Sequence[ItemResult], renderer: Renderer, *, seed: int, label: str, model_digest: str) -> EvalRecord:
+    """The record of a suite whose items are all done."""
+    return EvalRecord(conditions_of(suite, renderer, seed), label, model_digest, tuple(items))
+
+
+def conditions_of(suite: Suite, renderer: Renderer, seed: int) -> Conditions:
+    """What a score on the suite will depend on besides the model."""
+    whence = suite.whence
+    return Conditions(
+        suite=suite.name,
+        dataset=whence.dataset,
+        split=whence.split,
+        split_digest=whence.digest,
+        items_digest=suite.items_digest,
+        n_items=len(suite.tasks),
+        samples_per_item=suite.samples,
+        sampling=suite.sampling,
+        thinking=thinking(renderer),
+        extractor=extractor_of(suite.grader),
+        verifier=suite.grader.name,
+        template_digest=renderer.digest,
+        tokenizer_digest=tokenizer_digest(renderer),
+        seed=seed,
+        turns=suite.turns,
+    )
 
 
 def check_truncation(suites: Sequence[Suite], records: Mapping[str, EvalRecord]) -> None:
@@ -92,18 +139,20 @@ def check_truncation(suites: Sequence[Suite], records: Mapping[str, EvalRecord])
             require_trustworthy(records[suite.name])
 
 
-def _conditions(suite: Suite, renderer: Renderer, seed: int) -> Conditions:
-    return Conditions(
-        suite=suite.name,
-        items_digest=suite.items_digest,
-        n_items=len(suite.tasks),
-        samples_per_item=suite.samples,
-        sampling=suite.sampling,
-        grader=suite.grader.name,
-        template_digest=renderer.digest,
-        seed=seed,
-        turns=suite.turns,
-    )
+def _judged(
+    suite: Suite, tasks: Sequence[Task], trajectories: Sequence[Trajectory], label: str = "", on_example: OnExample | None = None
+) -> list[ItemResult]:
+    """Results of `tasks`, whose samples stand together in `trajectories`; the first few are shown to `on_example`."""
+    results = []
+    for at, task in enumerate(tasks):
+        outcomes = []
+        for index, trajectory in enumerate(trajectories[at * suite.samples : (at + 1) * suite.samples]):
+            judged = score(suite.grader, task, trajectory)
+            outcomes.append(Outcome(judged.value, judged.status, trajectory.stop, trajectory.completion.trained))
+            if on_example is not None and index == 0 and at < EXAMPLES:
+                on_example(_example(label, suite, task, trajectory, judged))
+        results.append(ItemResult(task.id, tuple(outcomes)))
+    return results
 
 
 def _example(label: str, suite: Suite, task: Task, trajectory: Trajectory, judged: Score) -> dict[str, Any]:

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from posttrain.core.config import Config
 from posttrain.core.digest import digest
 from posttrain.core.errors import ConfigError
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Task, tasks_digest
-from posttrain.envs.types import EnvOf
+from posttrain.envs.types import EnvOf, TaskSource
 from posttrain.rewards.types import Grader
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where items come from. Example: Origin("arithmetic", split="held_out", digest="51d0...")"""
+
+    dataset: str
+    split: str
+    digest: str
+    """Identity of what they were drawn from."""
+
+
+def origin_of(source: TaskSource, split: str) -> Origin:
+    """The origin of tasks drawn from `split` of a source: the source with its settings, and the split."""
+    settings = source.model_dump(mode="json") if isinstance(source, Config) else None
+    return Origin(source.name, split, digest([type(source).__name__, source.name, settings, split]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +49,8 @@ class Suite:
     """Opens the world of an episode; None when an item is answered in one turn."""
     turns: int = 1
     """Most assistant turns of an episode."""
+    origin: Origin | None = None
+    """Where the tasks come from; None for tasks that the caller handed over, which are their own origin."""
 
     def __post_init__(self) -> None:
         if len(self.tasks) < 2:
@@ -52,7 +71,6 @@ class Suite:
         return tasks_digest(self.tasks)
 
     @property
-    def digest(self) -> str:
-        """Identity of everything that a score on this suite depends on besides model, template and seed."""
-        conditions = [self.name, self.items_digest, self.grader.name, self.sampling.model_dump(mode="json"), self.samples, self.turns]
-        return digest(conditions)
+    def whence(self) -> Origin:
+        """The origin, stated or not."""
+        return self.origin or Origin(self.name, "given", self.items_digest)

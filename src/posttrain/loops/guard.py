@@ -22,7 +22,7 @@ class Guard(Config):
     pulse_items: int = Field(default=64, ge=2)
     """Held-out items of a measurement. It shows a trend, and decides nothing by itself."""
     calibration: str | None = None
-    """File of thresholds calibrated on stable runs of the same family (posttrain doctor calibrate); the catalog's defaults without."""
+    """Bounds from stable runs of the same family (posttrain promote --calibrate RUN RUN RUN --family FILE); the catalog's without."""
 
 
 class Raised(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -48,6 +49,18 @@ def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> 
     _hush()
     model.save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
+
+
+def stored(model: nn.Module) -> Iterator[tuple[str, str, int, int]]:
+    """Name, dtype, elements and bytes of every tensor that a model is saved as, tensors that hold quantised weights included.
+
+    A tensor under two names (tied embeddings) comes once.
+    """
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            yield name, str(value.dtype), value.numel(), value.numel() * value.element_size()
 
 
 def _hush() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
+from posttrain.checks.calibration import Family
 from posttrain.core.config import Config
 from posttrain.core.errors import ConfigError
-from posttrain.core.files import read_json
 from posttrain.core.sampling import Sampling
 from posttrain.core.tasks import Task
 from posttrain.doctor.alarms import Watch
 from posttrain.doctor.catalog import CATALOG
+from posttrain.doctor.entries import Action
+from posttrain.doctor.lint import lint
 from posttrain.doctor.settings import settings_of
 from posttrain.envs.types import EnvOf, TaskSource
 from posttrain.evals.pulse import Pulse
@@ -25,22 +25,28 @@ LEAST = 16
 
 
 def watch_of(settings: Config, guard: Guard) -> Watch | None:
-    """The alarms of a run; None when they are off. Raises ConfigError when the calibration cannot be read."""
+    """The alarms of a run; None when they are off."""
     if guard.alarms == "off":
         return None
     config = settings.model_dump(mode="json")
     return Watch(CATALOG.values(), lambda stage: settings_of(config, stage), bounds_of(guard.calibration), act=guard.alarms == "act")
 
 
+def advice_of(settings: Config, guard: Guard) -> list[str]:
+    """What the settings alone say against a run that is about to begin, one line each; notes are for `posttrain lint`."""
+    if guard.alarms == "off":
+        return []
+    found = lint(settings.model_dump(mode="json"), CATALOG.values())
+    return [f"{advice.stage}: {advice.sentence}" for advice in found if advice.action is not Action.NOTE]
+
+
 def bounds_of(calibration: str | None) -> dict[str, float]:
-    """Thresholds by name, from the file that `posttrain doctor calibrate` wrote."""
+    """Thresholds by name, from the file of `posttrain promote --calibrate`; what it could not tell keeps the catalog's."""
     if calibration is None:
         return {}
-    record: Any = read_json(Path(calibration))
-    bounds = record.get("bounds") if isinstance(record, Mapping) else None
-    if not isinstance(bounds, Mapping) or not all(isinstance(value, int | float) for value in bounds.values()):
-        raise ConfigError(f"guard.calibration = '{calibration}' holds no bounds; write it with posttrain doctor calibrate")
-    return {str(name): float(value) for name, value in bounds.items()}
+    family = Family.read(calibration)
+    usual = {"kl_ceiling": family.kl_ceiling, "entropy_floor": family.entropy_floor}
+    return {name: bound for name, bound in usual.items() if bound is not None}
 
 
 def spare(source: TaskSource, measured: int, guard: Guard) -> list[Task]:

@@ -35,9 +35,10 @@ from posttrain.envs.word_problems import WordProblems
 from posttrain.evals.handover import of_rung
 from posttrain.evals.ladder_table import summarise
 from posttrain.evals.record import EvalRecord
-from posttrain.evals.suite import Suite
+from posttrain.evals.suite import Suite, origin_of
 from posttrain.loops import preference, rl
 from posttrain.loops import sft as supervised
+from posttrain.loops.guard import Guard
 from posttrain.loops.preference import DPO
 from posttrain.loops.rl_settings import RL, World, check
 from posttrain.loops.session import Session
@@ -48,6 +49,8 @@ from posttrain.models.lora import LoRA, add_lora
 from posttrain.models.tokenizer import CHAT_TEMPLATE
 from posttrain.objectives.objective import Objective
 from posttrain.recipes.base import TinyBase, base_key, tiny_base
+from posttrain.recipes.gates import enforce, keep_verdict, launch_gate, register_thresholds
+from posttrain.recipes.guarding import pulse_of, spare
 from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, counting, execute, keep, kept, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.proof import prove
@@ -118,6 +121,7 @@ class Ladder(Config):
     """Named objective of the last rung; posttrain explain lists them."""
     measure: Measure = Measure()
     machine: Machine = Machine()
+    guard: Guard = Guard()
 
 
 def ladder(
@@ -169,14 +173,14 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     def judge(current: dict[str, EvalRecord]) -> None:
         name = current["arithmetic"].label
         records[name] = current
-        if name == "base":  # it has learnt no form yet, and nothing that could be forgotten
-            return
-        for finding in of_rung(records, name, against="sft"):
-            session.run.alarm(f"eval.{name}", 0, finding.name, finding.detail, finding.evidence)
-            session.console.warn(finding.detail)
+        if name != "base" and settings.guard.gates != "off":  # the base has learnt no form yet, and nothing that could be forgotten
+            keep_verdict(session, f"eval.{name}", of_rung(records, name, against="sft"))
 
     def measured(name: str, rung_model: nn.Module) -> None:
+        register_thresholds(session)
         records[name] = measure(session, name, rung_model, renderer, suites_of(settings), seed=EVAL_SEED, judge=judge)
+        if name != RUNGS[-1]:  # behind the last rung nothing is built on it: posttrain promote judges the whole run
+            enforce(session, f"handover.{name}", settings.guard.gates)
 
     def learner(of: nn.Module) -> nn.Module:
         return of if settings.lora is None else add_lora(of, settings.lora, settings.seed)
@@ -201,7 +205,10 @@ def climb(session: Session, settings: Ladder) -> dict[str, Any]:
     )
     measured("dpo", model)
     objective = Objective.load({"kind": settings.algorithm})
-    world = World(lambda n, seed: draw(skills, n, seed), skills[0].grader, renderer, settings.sampling)
+    unseen = spare(settings.arithmetic, settings.measure.arithmetic, settings.guard)
+    pulse = pulse_of(settings.guard, unseen, skills[0].grader, settings.sampling)
+    world = World(lambda n, seed: draw(skills, n, seed), skills[0].grader, renderer, settings.sampling, pulse=pulse)
+    launch_gate(session, "grpo", model, world, settings.grpo.siblings, settings.guard.gates)
     model = rung(
         session,
         "grpo",
@@ -248,17 +255,19 @@ def suites_of(settings: Ladder) -> list[Suite]:
     """The measurements taken on every rung. Truncation is reported and alarmed, never a reason to lose the run."""
     sampled, greedy = settings.sampling, settings.sampling.model_copy(update={"temperature": 0.0})
     arithmetic, words, chat, n = settings.arithmetic, settings.word_problems, settings.instruct, settings.measure
-    held_out = tuple(arithmetic.tasks("held_out", n.arithmetic, 0))
     suites = [
-        Suite("arithmetic", held_out, arithmetic.grader, sampled, 1, allow_truncation=True),
-        Suite("arithmetic_greedy", held_out, arithmetic.grader, greedy, 1, allow_truncation=True),
-        Suite("harder", tuple(arithmetic.tasks("harder", n.harder, 0)), arithmetic.grader, sampled, 1, allow_truncation=True),
-        Suite("retention", tuple(chat.tasks("held_out", n.retention, 0)), chat.grader, greedy, 1, allow_truncation=True),
+        _suite("arithmetic", arithmetic, "held_out", n.arithmetic, sampled),
+        _suite("arithmetic_greedy", arithmetic, "held_out", n.arithmetic, greedy),
+        _suite("harder", arithmetic, "harder", n.harder, sampled),
+        _suite("retention", chat, "held_out", n.retention, greedy),
     ]
     if n.word_problems:
-        tasks = tuple(words.tasks("held_out", n.word_problems, 0))
-        suites.append(Suite("word_problems", tasks, words.grader, sampled, 1, allow_truncation=True))
+        suites.append(_suite("word_problems", words, "held_out", n.word_problems, sampled))
     return suites
+
+
+def _suite(name: str, of: TaskSource, split: str, n: int, sampling: Sampling) -> Suite:
+    return Suite(name, tuple(of.tasks(split, n, 0)), of.grader, sampling, 1, allow_truncation=True, origin=origin_of(of, split))
 
 
 def demonstrations(settings: Ladder, renderer: ChatRenderer) -> list[Sample]:

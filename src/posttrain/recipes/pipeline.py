@@ -27,18 +27,26 @@ from posttrain.evals.record import EvalRecord
 from posttrain.evals.runner import check_truncation, openings_for, records_from
 from posttrain.evals.suite import Suite
 from posttrain.loops.session import Session
-from posttrain.models.loading import load, save
+from posttrain.models.loading import load, save, stored
 from posttrain.models.lora import LoRA, merged
+from posttrain.recipes.guarding import advice_of, watch_of
 from posttrain.render.audit import audit
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rollout.episodes import play
 from posttrain.runs.console import Console
+from posttrain.runs.detected import Stored, detect, mismatches
+from posttrain.runs.hardware import kernels
 from posttrain.runs.interrupt import StopSignal, resume_hint
-from posttrain.runs.manifest import differences
-from posttrain.runs.run import CONFIG, MANIFEST, Run
+from posttrain.runs.lineage import NEUTRAL, find_parent
+from posttrain.runs.manifest import CONFIG, MANIFEST, PATCH, differences
+from posttrain.runs.run import Run
 
-FREE = ("processes", "save_every", "machine.save_total_limit", "machine.export")
+FREE = NEUTRAL
 """Settings that may change when a run is resumed: they leave what is computed alone, up to the order of additions."""
+ONE_VARIABLE = "POSTTRAIN_ONE_VARIABLE"
+"""Environment variable; when it is 1, a run may differ in one setting or input from the run it starts from, or it is refused."""
+FLOATS: Mapping[str, Any] = {"dtype": "float32", "quantisation": "none"}
+"""What every model is loaded as unless a recipe asks for something else; machine.precision is that of the arithmetic."""
 SUMMARY, REPORT = "summary.json", "report.html"
 Body = Callable[[Session, Any], dict[str, Any]]
 """A recipe: what it does with a session and its settings, and the summary it ends with and leaves in the run."""
@@ -60,7 +68,8 @@ def execute(
     `settings` must have `seed` and `processes`; a number of processes that the user left open is fixed at creation and kept on resuming,
     because another number adds the same floats in another order. `accept_changed` names inputs (keys of `digests`) that may differ from
     those the run was started with; `expected_mount` (or $POSTTRAIN_EXPECTED_MOUNT) the volume that `out` must lie on. A run that is
-    finished is left as it is, and its summary returned.
+    finished is left as it is, and its summary returned. A run that starts from another one records what it changes;
+    $POSTTRAIN_ONE_VARIABLE=1 refuses more than one change.
     """
     if accept_changed and not resume:
         raise ConfigError(f"nothing can have changed ({', '.join(accept_changed)}) in a run that begins; accept changes when resuming one")
@@ -77,14 +86,20 @@ def execute(
         settings = settings.model_copy(update={"processes": processes})
         run = Run.resume(out, config=settings, ignore=FREE, digests=digests, accept=accept_changed, command=command)
         if (finished := _finished(run)) is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+            if "record_digest" in run.manifest and "produced" not in run.manifest:  # it was killed after its last record
+                run.finish()
             Console().line(f"{out} is finished already: nothing to do")
             return finished
     else:
         processes = choose(processes).processes
         settings = settings.model_copy(update={"processes": processes})
         seeds = {"seed": settings.seed}  # type: ignore[attr-defined]
-        run = Run.create(out, config=settings, command=command, seeds=seeds, digests=digests, stages=stages)
+        parent, alone = find_parent(settings.model_dump(mode="json"), command), os.environ.get(ONE_VARIABLE) == "1"
+        run = Run.create(
+            out, config=settings, command=command, seeds=seeds, digests=digests, parent=parent, stages=stages, one_variable=alone
+        )
         run.notes += [doubt] if doubt else []  # said once, when there is still time to choose another place
+        run.notes += advice_of(settings, settings.guard)  # type: ignore[attr-defined]
     run.close()
     try:
         return launch(_in_session, choose(processes).processes, body, settings, str(out), command, run.notes)
@@ -101,7 +116,7 @@ def _program(entry: Path) -> str:
 
 def _discard_unused(out: Path) -> None:
     """Take a new run away that failed before it recorded anything: the corrected command may then use the same directory."""
-    if {entry.name for entry in out.iterdir()} <= {MANIFEST, CONFIG}:
+    if {entry.name for entry in out.iterdir()} <= {MANIFEST, CONFIG, PATCH}:
         shutil.rmtree(out)
 
 
@@ -116,13 +131,17 @@ def _in_session(ranks: Ranks, body: Body, settings: Any, out: str, command: Sequ
     console = Console() if ranks.first else Console.quiet()
     with StopSignal() as stop, closing(run) if isinstance(run, Run) else nullcontext():
         session = Session(ranks, run, console, stop, settings.seed, settings.save_every, command, machine=settings.machine)
+        session.guard, session.watcher = settings.guard, watch_of(settings, settings.guard) if ranks.first else None
         console.line(choose(ranks.size).describe())
         for note in notes:
             console.warn(note)
+        run.note("kernels", kernels())
         whole = ranks.first and not run.metrics()  # what was finished earlier read its settings then
         result = body(session, settings)
         if whole and (unread := _without_effect(settings)):
             console.warn(f"these settings had no effect on this run: {', '.join(unread)}")
+        if isinstance(run, Run):
+            run.finish()
         return result
 
 
@@ -153,6 +172,7 @@ def rung(session: Session, name: str, tokenizer: PreTrainedTokenizerFast, equati
     with session.timed(name) as info:
         info["batch_equation"] = equation
         model = merged(train())
+        note_weights(session, {"actor": model}, stage=name)
         keep(session, name, model, tokenizer)
     return model
 
@@ -161,11 +181,32 @@ def check_space(
     session: Session, model: nn.Module, tokenizer: PreTrainedTokenizerFast, *, rungs: int, lora: LoRA | None, critic: bool = False
 ) -> None:
     """Refuse, before anything is computed, a run whose checkpoints and finished models (`rungs` of them) do not fit on the disk."""
+    note_weights(session, {"actor": model})
     whole, machine = export_bytes(model, tokenizer), session.machine
     trained = training_bytes(model, machine.optimizer) if lora is None else adapter_bytes(model, lora, machine.optimizer)
     one = trained * (2 if critic else 1) + whole * machine.export
     present = bytes_below(session.run.path) if session.ranks.first else 0
     session.check_room(session.run.path, Room(one, machine.save_total_limit + 1, whole * rungs, present=present))
+
+
+def note_weights(
+    session: Session, roles: Mapping[str, nn.Module | None], requested: Mapping[str, Any] = FLOATS, *, stage: str | None = None
+) -> None:
+    """Record what the weights of each role (detected.ROLES) really are, however they were asked for; a difference is said.
+
+    Within a `stage` it is also an alarm of the run. Call it there only while the stage is being timed: what is recorded between two
+    stages is forgotten when the next one begins.
+    """
+    if not session.ranks.first:
+        return
+    found = {role: detect(Stored(*tensor) for tensor in stored(model)) for role, model in roles.items() if model is not None}
+    session.run.note("detected", found)
+    for role, facts in found.items():
+        for detail in mismatches(role, requested, facts):
+            session.console.warn(detail)
+            if stage is not None:
+                evidence = {"role": role, "requested": dict(requested), "detected": facts}
+                session.run.alarm(stage, 0, "precision_mismatch", detail, evidence)
 
 
 def kept(session: Session, name: str) -> Path:

@@ -21,14 +21,18 @@ from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import derive, python_rng
 from posttrain.core.tasks import Demonstration, Message, Task, tasks_digest
 from posttrain.core.trajectory import TRAINED_OWNERS, Sample, Tokens
+from posttrain.core.verdicts import GateVerdict
 from posttrain.engine.machine import Machine
 from posttrain.envs import rows
 from posttrain.envs.sources import source
 from posttrain.envs.types import EnvOf, TaskSource, env_of
+from posttrain.evals.handover import handover
 from posttrain.evals.ladder_table import summarise
-from posttrain.evals.suite import Suite
+from posttrain.evals.record import EvalRecord
+from posttrain.evals.suite import Suite, origin_of
 from posttrain.loops import preference, rl
 from posttrain.loops import sft as supervised
+from posttrain.loops.guard import Guard
 from posttrain.loops.preference import DPO
 from posttrain.loops.rl_settings import RL, CriticSettings, World, check, check_asynchronous, check_episodes
 from posttrain.loops.session import Session
@@ -39,6 +43,8 @@ from posttrain.models.lora import LoRA, add_lora
 from posttrain.objectives.objective import Objective
 from posttrain.recipes.chat import model_of
 from posttrain.recipes.contract import check_acceleration, proven_path
+from posttrain.recipes.gates import keep_verdict, launch_gate, register_thresholds
+from posttrain.recipes.guarding import pulse_of, spare
 from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, execute, measure, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import FunctionGrader, MathGrader
@@ -76,6 +82,7 @@ class SingleRun(Config):
     sampling: Sampling = Sampling(max_tokens=128)
     """How completions are drawn, in training and in measuring."""
     machine: Machine = Machine()
+    guard: Guard = Guard()
 
 
 class SFTRun(SingleRun):
@@ -174,9 +181,12 @@ class Practice:
         grader: Grader,
         of: TaskSource | None,
         worlds: EnvOf | None = None,
+        spare: Sequence[Task] = (),
     ):
         self.draw, self.held_out, self.grader, self.source = draw, tuple(held_out), grader, of
         self.env_of = worlds
+        self.spare = tuple(spare)
+        """Held-out tasks that are not measured on: for pulses while training."""
 
     @classmethod
     def of(cls, settings: SingleRun, tasks: Sequence[Task], grader: Grader | None) -> Practice | None:
@@ -190,11 +200,13 @@ class Practice:
                 grader or chosen.grader,
                 None if grader else chosen,
                 env_of(chosen),
+                spare(chosen, settings.held_out, settings.guard),
             )
         if tasks or data:
             everything = list(tasks) or rows.task_rows(str(data))
-            train_tasks, held_out = split(everything, settings.held_out)
-            return cls(partial(_draw_list, train_tasks), held_out, grader or MathGrader(), None)
+            train_tasks, held_out = split(everything)
+            measured, left = held_out[: settings.held_out], held_out[settings.held_out :]
+            return cls(partial(_draw_list, train_tasks), measured, grader or MathGrader(), None, spare=left)
         if isinstance(settings, RLRun):
             raise ConfigError("rl needs tasks: set task=NAME (posttrain recipes lists them), data=FILE, or pass tasks=[...] in Python")
         return None
@@ -210,7 +222,7 @@ class Practice:
             prove(self.grader, list(self.draw(20, 0)), gold=self.source.gold, wrong=self.source.wrong)
 
 
-def split(tasks: Sequence[Task], most: int) -> tuple[list[Task], list[Task]]:
+def split(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     """(train, held out): a task's side depends on its id alone, so adding rows never moves one across."""
     held_out = [task for task in tasks if int(digest(task.id), 16) % 100 < HELD_OUT_PERCENT]
     train_tasks = [task for task in tasks if int(digest(task.id), 16) % 100 >= HELD_OUT_PERCENT]
@@ -218,7 +230,7 @@ def split(tasks: Sequence[Task], most: int) -> tuple[list[Task], list[Task]]:
         raise ConfigError(
             f"{len(tasks)} tasks leave {len(held_out)} to measure on and {len(train_tasks)} to train on; give at least about 30"
         )
-    return train_tasks, held_out[:most]
+    return train_tasks, held_out
 
 
 def _as_many(chosen: TaskSource, most: int) -> list[Task]:
@@ -258,11 +270,18 @@ def _body(session: Session, settings: Any, practice: Practice | None, name: str)
     renderer = chat_renderer(session, tokenizer, settings.system) if talks else None
     records = {}
 
+    def judge(current: dict[str, EvalRecord]) -> None:
+        label = current["held_out"].label
+        if label == "after" and settings.guard.gates != "off":  # what it starts from is whatever the user brought
+            keep_verdict(session, f"eval.{label}", GateVerdict(f"handover.{name}", f"{name}, measured", handover(current["held_out"])))
+
     def measured(label: str, of: nn.Module) -> None:
         if practice and renderer:
             turns = settings.turns if practice.env_of else 1
-            suite = Suite("held_out", practice.held_out, practice.grader, settings.sampling, 1, True, practice.env_of, turns)
-            records[label] = measure(session, label, of, renderer, [suite], seed=settings.seed)
+            origin = origin_of(practice.source, "held_out") if practice.source else None
+            suite = Suite("held_out", practice.held_out, practice.grader, settings.sampling, 1, True, practice.env_of, turns, origin)
+            register_thresholds(session)
+            records[label] = measure(session, label, of, renderer, [suite], seed=settings.seed, judge=judge)
 
     measured("before", model)
     learner = model if settings.lora is None else add_lora(model, settings.lora, settings.seed)
@@ -312,7 +331,10 @@ def _rl(
     teacher = load(settings.teacher)[0] if settings.teacher else None
     turns = settings.turns if practice.env_of else 1
     faster = proven_path(settings.acceleration, settings.model, renderer) if settings.acceleration else None
-    world = World(practice.draw, practice.grader, renderer, settings.sampling, teacher, practice.env_of, turns, faster)
+    pulse = pulse_of(settings.guard, practice.spare, practice.grader, settings.sampling, practice.env_of, turns)
+    world = World(practice.draw, practice.grader, renderer, settings.sampling, teacher, practice.env_of, turns, faster, pulse)
+    if not settings.objective.needs_teacher:  # a teacher's word is a signal whatever the rewards are
+        launch_gate(session, "rl", model, world, settings.rl.siblings, settings.guard.gates)
     ahead = settings.asynchronous
     equation = rl.equation(settings.rl, settings.objective, session.ranks.size, ahead)
     return equation, lambda: rl.rl(session, model, world, settings.rl, settings.objective, settings.critic, asynchronous=ahead)

@@ -23,6 +23,8 @@ from posttrain.rewards.extract import boxed, hash_marker, last_number, number
 
 Extraction = Literal["hash", "boxed", "last_number"]
 EXTRACTORS: dict[Extraction, Callable[[str], str | None]] = {"hash": hash_marker, "boxed": boxed, "last_number": last_number}
+VERSIONS: dict[Extraction, str] = {"hash": "hash/1", "boxed": "boxed/1", "last_number": "last-number-lenient/1"}
+"""Of the rules in rewards/extract.py: a changed rule is a new version, so that two evaluations show what they differ in."""
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
@@ -43,6 +45,10 @@ class HashMarkerGrader:
     """
 
     name: str = "hash-marker/1"
+
+    @property
+    def extractor(self) -> str:
+        return VERSIONS["hash"]
 
     def __call__(self, task: Task, text: str) -> Score:
         gold = number(task.answer)
@@ -69,6 +75,10 @@ class MathGrader:
     @property
     def name(self) -> str:
         return {"hash": "math-hash/1", "boxed": "math-boxed/1", "last_number": "math-last-number-lenient/1"}[self.extraction]
+
+    @property
+    def extractor(self) -> str:
+        return VERSIONS[self.extraction]
 
     def __call__(self, task: Task, text: str) -> Score:
         parsed = EXTRACTORS[self.extraction](text)
@@ -99,6 +109,10 @@ class ExactTextGrader:
 
     name: str = "exact-text/1"
 
+    @property
+    def extractor(self) -> str:
+        return "whole-text/1"
+
     def __call__(self, task: Task, text: str) -> Score:
         case_sensitive = bool(task.meta.get("case_sensitive", False))
         said = normalise(text, case_sensitive=case_sensitive)
@@ -122,6 +136,10 @@ class MentionsGrader:
     @property
     def name(self) -> str:
         return f"mentions-{self.max_words}/1"
+
+    @property
+    def extractor(self) -> str:
+        return "words/1"
 
     def __call__(self, task: Task, text: str) -> Score:
         case_sensitive = bool(task.meta.get("case_sensitive", False))

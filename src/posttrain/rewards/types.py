@@ -19,6 +19,14 @@ class Grader(Protocol):
         ...
 
 
+def extractor_of(grader: Grader) -> str:
+    """Version of the rule that finds the answer in a completion. A grader without an `extractor` finds and judges in one.
+
+    Example: extractor_of(HashMarkerGrader())  ->  "hash/1";  of a user's own function named "contains/1"  ->  "inside contains/1"
+    """
+    return getattr(grader, "extractor", "") or f"inside {grader.name}"
+
+
 def score(grader: Grader, task: Task, trajectory: Trajectory) -> Score:
     """Score one trajectory. A truncated completion is never parsed: what it would have answered is unknown, so it scores 0 and is counted.
 

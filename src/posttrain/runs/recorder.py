@@ -46,6 +46,10 @@ class Recorder(Protocol):
         """Something a person should look at, with the numbers that show it."""
         ...
 
+    def note(self, section: str, facts: Mapping[str, Any]) -> None:
+        """Facts found out while running, for the manifest: `kernels`, `detected`."""
+        ...
+
     def position(self) -> dict[str, int]:
         """Byte offsets of all JSON-lines files, to be stored in a checkpoint."""
         ...
@@ -151,6 +155,9 @@ class SilentRun(RunFiles):
         """Write nothing."""
 
     def alarm(self, stage: str, step: int, name: str, detail: str, evidence: Mapping[str, Any]) -> None:
+        """Write nothing."""
+
+    def note(self, section: str, facts: Mapping[str, Any]) -> None:
         """Write nothing."""
 
     def position(self) -> dict[str, int]:

@@ -10,23 +10,41 @@ from typing import Any, Self
 import yaml
 
 from posttrain.core.config import Config
+from posttrain.core.digest import file_digest
 from posttrain.core.errors import RunError
 from posttrain.core.files import (
     JsonlWriter,
     atomic_dir,
     encode_line,
     is_leftover,
-    read_json,
     read_jsonl,
     tidy,
     write_atomic,
     write_json,
 )
-from posttrain.runs.manifest import Difference, build_manifest, differences, now, shown, value_or_none
+from posttrain.runs.lineage import Parent, check_one_variable, descend, drifted
+from posttrain.runs.manifest import (
+    CONFIG,
+    MANIFEST,
+    PATCH,
+    READABLE,
+    Difference,
+    build_manifest,
+    code_state,
+    differences,
+    now,
+    package_folder,
+    sealed,
+    shown,
+    surroundings,
+    value_or_none,
+)
+from posttrain.runs.reading import files, load_mapping, plain
 from posttrain.runs.recorder import ALARMS, METRICS, NO_SECONDS, SCHEMA, RunFiles, SilentRun, rollout_name, schedule_name
 
-MANIFEST = "manifest.json"
-CONFIG = "config.yaml"
+NOTED = ("kernels", "detected")
+PRODUCED = ("summary.json", "*.jsonl", "rollouts/*.jsonl", "evals/*.json", "stages/*.json")
+"""Records with a digest in the manifest of a finished run. Models have theirs in the record of their stage; the report is a view."""
 _RESERVED = frozenset({"schema", "stage", "step", "seconds"})
 
 
@@ -40,7 +58,7 @@ class Run(RunFiles):
 
     def __init__(self, path: Path, *, writable: bool):
         super().__init__(path)
-        self.manifest: dict[str, Any] = read_json(path / MANIFEST)
+        self.manifest: dict[str, Any] = _read_manifest(path / MANIFEST)
         self._writable = writable
         self._writers: dict[str, JsonlWriter] = {}
         self.notes: list[str] = []
@@ -55,12 +73,14 @@ class Run(RunFiles):
         command: Sequence[str],
         seeds: Mapping[str, Any],
         digests: Mapping[str, Any] | None = None,
-        parent: str | None = None,
+        parent: Parent | None = None,
         stages: Sequence[str] = (),
+        one_variable: bool = False,
     ) -> Self:
         """Start a run in a new or empty directory.
 
-        `digests` identify the inputs, `parent` is the run this one starts from, `stages` are the stages that make it complete. Raises
+        `digests` identify the inputs, `parent` is the run this one starts from (lineage.find_parent), `stages` are the stages that make it
+        complete. With `one_variable`, more than one changed setting or input relative to `parent` is a ConfigError that names them. Raises
         RunError when the directory holds something, StorageError when it cannot be written.
         """
         path = Path(path).resolve()
@@ -68,9 +88,16 @@ class Run(RunFiles):
             remedy = "continue it with --resume or choose another --out" if (path / MANIFEST).exists() else "choose another --out"
             raise RunError(f"{path} exists and is not empty; {remedy}")
         settings = config.model_dump(mode="json")
-        manifest = build_manifest(config=settings, command=command, seeds=seeds, digests=digests or {}, parent=parent)
+        code = code_state(package_folder())
+        manifest = build_manifest(config=settings, command=command, seeds=seeds, digests=digests or {}, code=code)
+        if parent is not None:
+            manifest["parent"] = descend(parent, settings, digests or {}, stages, manifest)
+        if one_variable:
+            check_one_variable(manifest["parent"])
         with atomic_dir(path) as folder:
-            write_json(folder / MANIFEST, {**manifest, "stages": list(stages)})
+            write_json(folder / MANIFEST, sealed({**manifest, "stages": list(stages)}))
+            if code.patch:
+                write_atomic(folder / PATCH, code.patch)
             write_atomic(folder / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         return cls(path, writable=True)
 
@@ -112,29 +139,67 @@ class Run(RunFiles):
         for folder in [path, *sorted(entry for entry in path.rglob("*") if entry.is_dir() and not is_leftover(entry.name))]:
             tidy(folder)
         run._writable = True
-        if settings or inputs:
-            run._remember(settings, inputs, command)
+        run._remember(settings, inputs, command)
         return run
 
     def _remember(self, settings: Sequence[Difference], inputs: Sequence[Difference], command: Sequence[str]) -> None:
-        """Keep a permitted change for good: one more entry of the manifest's history."""
+        """Keep a permitted change for good: one more entry of the manifest's history. With a `command`, a new process has taken the run
+        up: what differs in its code, packages and machine is kept as well."""
+        here = surroundings() if command and not self.complete else {}
+        drift = drifted({**self.manifest, **self.manifest.get("surroundings", {})}, here) if here else []
+        if not (settings or inputs or drift):
+            return
         entry = {
             "at": now(),
             "command": list(command),
-            "settings": {name: [value_or_none(old), value_or_none(new)] for name, old, new in settings},
-            "inputs": {name: [value_or_none(old), value_or_none(new)] for name, old, new in inputs},
+            "settings": _pairs(settings),
+            "inputs": _pairs(inputs),
+            "drift": _pairs(drift),
         }
         digests = {**self.manifest["digests"], **{name: new for name, (_, new) in entry["inputs"].items()}}
         self.manifest = {
             **self.manifest,
+            **({"surroundings": here} if drift else {}),
             "digests": {name: value for name, value in digests.items() if value is not None},
             "history": [*self.manifest.get("history", ()), entry],
         }
-        write_json(self.path / MANIFEST, self.manifest)
+        self._write_manifest()
         self.notes += [f"goes on with another {name}: {old} -> {new}, as was asked for" for name, (old, new) in entry["inputs"].items()]
         for name, (old, new) in entry["settings"].items():
             digits = "; sums of floats run in another order, so last digits may differ from an uninterrupted run"
             self.notes.append(f"goes on with {name} = {new} instead of {old}{digits if name == 'processes' else ''}")
+
+        if drift:
+            self.notes.append(f"goes on with other code, packages or machine: {_some(shown(drift))}")
+
+    def note(self, section: str, facts: Mapping[str, Any]) -> None:
+        """Enter what was found out while running into the manifest: `kernels` or `detected`. A fact that changes is kept in the history.
+
+        Example: run.note("detected", {"actor": {"dtype": "float32", "quantisation": "none"}})
+        """
+        if section not in NOTED:
+            raise ValueError(f"'{section}' is no section for facts found while running; those are {', '.join(NOTED)}")
+        self._check_writable()
+        old = self.manifest.get(section, {})
+        drift = [item for item in differences({section: old}, {section: {**old, **facts}}) if item[0].split(".")[1] in old]
+        if {**old, **facts} == old:
+            return
+        if drift:
+            entry = {"at": now(), "command": [], "settings": {}, "inputs": {}, "drift": _pairs(drift)}
+            self.manifest = {**self.manifest, "history": [*self.manifest.get("history", ()), entry]}
+        self.manifest = {**self.manifest, section: {**old, **facts}}
+        self._write_manifest()
+
+    def finish(self) -> None:
+        """Enter the digest of every record that the run produced into the manifest; `verify` compares them. Call it when all is written."""
+        self.position()
+        records = files(self.path, *PRODUCED)
+        self.manifest = {**self.manifest, "produced": {file.relative_to(self.path).as_posix(): file_digest(file) for file in records}}
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        self.manifest = sealed(self.manifest)
+        write_json(self.path / MANIFEST, self.manifest)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -263,6 +328,22 @@ def deterministic_bytes(path: str | Path) -> bytes:
     """A JSON-lines file without what the clock decides: every line without its "seconds". Equal runs give equal bytes."""
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in read_jsonl(path)]
     return b"".join(encode_line(line) for line in lines)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    found, problem = load_mapping(path)
+    if problem is not None:
+        raise RunError(f"{path}: {problem}; posttrain runs verify {path.parent} says what else is damaged")
+    if found.get("schema_version", 1) not in READABLE:
+        version = plain(found["schema_version"], 20)
+        raise RunError(
+            f"{path} has schema {version}, and this version reads {', '.join(map(str, READABLE))}; use the version that wrote it"
+        )
+    return found
+
+
+def _pairs(found: Sequence[Difference]) -> dict[str, list[Any]]:
+    return {name: [value_or_none(old), value_or_none(new)] for name, old, new in found}
 
 
 def _named(value: Any) -> Any:

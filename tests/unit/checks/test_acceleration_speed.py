@@ -14,7 +14,8 @@ from posttrain.core.errors import EvidenceError
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import numpy_rng
 from posttrain.core.trajectory import RewardStatus, StopReason
-from posttrain.evals.record import Conditions, EvalRecord, ItemResult, Outcome
+from posttrain.evals.conditions import Conditions
+from posttrain.evals.record import EvalRecord, ItemResult, Outcome
 
 
 class Machine:
@@ -115,8 +116,24 @@ def test_fewer_than_five_pairs_are_refused():
 
 def learned(right: list[bool], steps: int = 8) -> Learned:
     items = tuple(ItemResult(f"i{k}", (Outcome(float(value), RewardStatus.SCORED, StopReason.END, 3),)) for k, value in enumerate(right))
-    conditions = Conditions("toy", "d", len(right), 1, Sampling(temperature=0.0), "g/1", "t", 0)
-    return Learned(EvalRecord(conditions, "x", "", items), steps)
+    conditions = Conditions(
+        suite="toy",
+        dataset="toy",
+        split="held_out",
+        split_digest="s",
+        items_digest="d",
+        n_items=len(right),
+        samples_per_item=1,
+        sampling=Sampling(temperature=0.0),
+        thinking="none",
+        extractor="x/1",
+        verifier="g/1",
+        template_digest="t",
+        tokenizer_digest="k",
+        seed=0,
+        turns=1,
+    )
+    return Learned(EvalRecord(conditions, "x", "w", items), steps)
 
 
 def runs(n: int, both: int, lost: int, gained: int) -> tuple[Learned, Learned]:

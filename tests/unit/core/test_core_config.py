@@ -171,3 +171,16 @@ def test_fields_of_every_choice_are_known():
 def test_a_choice_survives_dump_and_load():
     changed = Drawing().override(["shape=box", "shape.width=5"])
     assert Drawing.load(changed.model_dump(mode="json")) == changed
+
+
+class Switched(Config):
+    policy: Literal["stop", "off"] = "stop"
+    active: bool = True
+
+
+def test_a_word_that_yaml_takes_for_a_boolean_stays_a_word_where_one_is_wanted():
+    changed = Switched().override(["policy=off", "active=off"])
+    assert (changed.policy, changed.active) == ("off", False)
+    assert Switched(active=False).override(["active=yes"]).active is True
+    with pytest.raises(ConfigError, match="policy = False"):
+        Switched().override(["policy=false"])

@@ -109,8 +109,8 @@ def test_a_score_of_few_items_has_not_fallen():
     scores: list[float | None] = [0.27, 0.27, 0.24, 0.24, 0.20, 0.20]
     few, many = series(heldout_mean=scores, heldout_n=[36.0] * 6), series(heldout_mean=scores, heldout_n=[500.0] * 6)
     sign = Score("heldout_mean", "<=", -0.03, over=6)
-    assert rows(sign, few) == []  # 2 sqrt(2 * .2367 * .7633 / 72) = .142 > .07
-    assert rows(sign, many) == [5]  # 2 sqrt(2 * .2367 * .7633 / 1000) = .038 < .07
+    assert rows(sign, few) == []  # 3 sqrt(2 * .2367 * .7633 / 72) = .213 > .07
+    assert rows(sign, many) == [5]  # 3 sqrt(2 * .2367 * .7633 / 1000) = .057 < .07
     assert rows(sign, series(heldout_mean=scores)) == [5]  # items unknown: the scatter decides, here none
 
 
@@ -118,6 +118,9 @@ def test_channel_reads_all_but_correctness():
     frame = series(channel_accuracy_share=[0.9, 0.9], channel_format_share=[0.1, 0.7])
     assert rows(Channel("share", ">", 0.5, last=1), frame) == [1]
     assert rows(Channel("mean", ">", 0.5, last=1), frame) == []
+    named = series(reward_primary=[0.2], channel_tests_mean=[0.2], channel_tests_share=[0.9], channel_style_mean=[0.5])
+    assert rows(Channel("share", ">", 0.5, last=1), named) == []  # tests is the primary channel: its mean says so
+    assert rows(Channel("mean", ">", 0.1, last=1), named) == [0]  # style is not
 
 
 SIGNS: list[Signal] = [

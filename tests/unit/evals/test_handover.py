@@ -1,54 +1,71 @@
-"""Handing a rung over: what is found, at which bound, and what is not held against it."""
+"""Handing a rung over: what is found, at which bound, and how sure one has to be."""
 
 import pytest
+from eval_records import record
 
-from posttrain.core.sampling import Sampling
-from posttrain.core.trajectory import RewardStatus, StopReason
-from posttrain.evals.handover import findings, of_rung
-from posttrain.evals.record import Conditions, EvalRecord, ItemResult, Outcome
-
-RIGHT = Outcome(1.0, RewardStatus.SCORED, StopReason.END, 3)
-WRONG = Outcome(0.0, RewardStatus.SCORED, StopReason.END, 3)
-FORMLESS = Outcome(0.0, RewardStatus.UNPARSEABLE, StopReason.END, 3)
-CUT = Outcome(0.0, RewardStatus.TRUNCATED, StopReason.LENGTH, 3)
+from posttrain.evals.handover import forgetting, form, handover, of_rung, truncation
 
 
-def record(outcomes: list[Outcome], label: str = "sft", suite: str = "arithmetic") -> EvalRecord:
-    conditions = Conditions(suite, "items", len(outcomes), 1, Sampling(), "g/1", "template", 0)
-    return EvalRecord(conditions, label, label, tuple(ItemResult(f"i{n}", (outcome,)) for n, outcome in enumerate(outcomes)))
+def rung(label: str = "sft", suite: str = "arithmetic", **counts: int):
+    """So many items of each kind, one sample each."""
+    return record([[kind] for kind, count in counts.items() for _ in range(count)], label, suite=suite)
 
 
-def names(skill: list[Outcome], after: list[Outcome], before: list[Outcome] | None = None) -> list[str]:
-    earlier = record(before, "before", "retention") if before else None
-    return [finding.name for finding in findings(record(skill), record(after, suite="retention"), earlier)]
+def test_a_healthy_rung_passes():
+    same = rung(suite="retention", right=50, wrong=50)
+    checks = handover(rung(right=80, wrong=20), same, rung("before", "retention", right=50, wrong=50))
+    assert [(check.name, check.passed) for check in checks] == [("form", True), ("truncation", True), ("forgetting", True)]
 
 
-def test_a_healthy_rung_has_no_findings():
-    assert names([RIGHT] * 80 + [WRONG] * 20, [RIGHT] * 50 + [WRONG] * 50, [RIGHT] * 50 + [WRONG] * 50) == []
+@pytest.mark.parametrize(
+    ("parsed", "of", "passed"),
+    [
+        (80, 100, True),  # the bound itself
+        (79, 100, None),  # below it, and Wilson's interval of 79/100 ends at 0.858
+        (73, 100, None),  # ends at 0.807
+        (72, 100, False),  # ends at 0.7986: below the bound as a whole
+        (5, 8, None),  # 8 items prove nothing: up to 0.86
+        (0, 8, False),  # up to 0.32
+    ],
+)
+def test_form_fails_only_where_the_items_are_enough_to_tell(parsed, of, passed):
+    found = form(rung(right=parsed, garbled=of - parsed))
+    assert found.passed is passed
+    assert found.value == pytest.approx(parsed / of)
 
 
-@pytest.mark.parametrize(("formless", "found"), [(20, []), (21, ["form"])])
-def test_form_is_missing_below_four_fifths_parsed(formless, found):
-    # 80 of 100 parsed is the bound itself; 79 of 100 is below it
-    assert names([RIGHT] * (100 - formless) + [FORMLESS] * formless, [RIGHT, WRONG]) == found
+@pytest.mark.parametrize(("cut", "passed"), [(1, True), (2, None), (24, None), (25, False)])
+def test_truncation_is_looked_at_from_two_percent_and_fails_from_a_quarter(cut, passed):
+    assert truncation(rung(right=100 - cut, cut=cut)).passed is passed
 
 
-@pytest.mark.parametrize(("cut", "found"), [(1, []), (2, ["truncation"])])
-def test_truncation_counts_from_two_percent(cut, found):
-    assert names([RIGHT] * (100 - cut) + [CUT] * cut, [RIGHT, WRONG]) == found
+@pytest.mark.parametrize(
+    ("kept", "passed"),
+    [
+        (100, True),
+        (99, True),  # one item of 200: the interval holds 0
+        (85, None),  # -7.5 points, certainly a loss and perhaps a small one
+        (50, False),  # -25 points, certainly more than 10
+    ],
+)
+def test_forgetting_needs_the_whole_interval_below_zero(kept, passed):
+    before = rung("before", "retention", right=100, wrong=100)
+    assert forgetting(before, rung(suite="retention", right=kept, wrong=200 - kept)).passed is passed
 
 
-@pytest.mark.parametrize(("lost", "found"), [(1, []), (20, ["forgetting"]), (-20, [])])
-def test_forgetting_needs_the_whole_interval_below_zero(lost, found):
-    before = [RIGHT] * 50 + [WRONG] * 50
-    after = [RIGHT] * (50 - lost) + [WRONG] * (50 + lost)
-    assert names([RIGHT, WRONG], after, before) == found
+def test_a_gain_is_no_loss():
+    before = rung("before", "retention", right=50, wrong=50)
+    assert forgetting(before, rung(suite="retention", right=70, wrong=30)).passed is True
 
 
 def test_a_rung_is_not_held_against_itself():
     rungs = {
-        name: {"arithmetic": record([RIGHT, WRONG], name), "retention": record(kept, name, "retention")}
-        for name, kept in {"sft": [RIGHT] * 60 + [WRONG] * 40, "grpo": [WRONG] * 100}.items()
+        name: {"arithmetic": rung(name, right=60, wrong=40), "retention": rung(name, "retention", right=kept, wrong=100 - kept)}
+        for name, kept in {"sft": 60, "grpo": 0}.items()
     }
-    assert of_rung(rungs, "sft", "sft") == []
-    assert [finding.evidence["delta"] for finding in of_rung(rungs, "grpo", "sft")] == [pytest.approx(-0.6)]
+    assert [check.name for check in of_rung(rungs, "sft", "sft").checks] == ["form", "truncation"]
+    last = of_rung(rungs, "grpo", "sft")
+    assert last.passed is False
+    assert last.gate == "handover.grpo"
+    assert last.of("forgetting").value == pytest.approx(-0.6)
+    assert "forgetting" in last.reason

@@ -1,19 +1,17 @@
 """The ladder summary and its table."""
 
 import pytest
+from eval_records import values
 
 from posttrain.core.errors import EvidenceError, RunError
-from posttrain.core.sampling import Sampling
-from posttrain.core.trajectory import RewardStatus, StopReason
 from posttrain.evals.compare import compare
 from posttrain.evals.ladder_table import summarise, table_rows
-from posttrain.evals.record import Conditions, EvalRecord, ItemResult, Outcome
+from posttrain.evals.record import EvalRecord
 from posttrain.runs.summary import markdown_table
 
 
 def record(label: str, right: int, suite: str = "sums") -> EvalRecord:
-    items = tuple(ItemResult(f"i{n}", (Outcome(float(n < right), RewardStatus.SCORED, StopReason.END, 4),)) for n in range(20))
-    return EvalRecord(Conditions(suite, "d", 20, 1, Sampling(), "g/1", "t", 0), label, "", items)
+    return values([[float(n < right)] for n in range(20)], label, suite=suite)
 
 
 def ladder() -> dict:

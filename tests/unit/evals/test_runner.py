@@ -1,65 +1,15 @@
-"""Suites and the runner with a scripted sampler: seeds, order, scoring, examples, sharding."""
-
-from collections.abc import Callable, Sequence
+"""Suites and the runner with a scripted sampler: seeds, order, scoring, examples, sharding, batches."""
 
 import pytest
+from scripted_suites import CharRenderer, CharSampler, EqualityGrader, suite
 
 from posttrain.core.errors import ConfigError, EvidenceError
 from posttrain.core.sampling import Sampling
 from posttrain.core.seeds import derive
-from posttrain.core.tasks import Message, Task
-from posttrain.core.trajectory import Owner, RewardStatus, Score, StopReason, Tokens
-from posttrain.engine.types import Completion, Request
-from posttrain.evals.runner import check_truncation, evaluate, openings_for, records_from
-from posttrain.evals.suite import Suite
+from posttrain.envs.arithmetic import Arithmetic
+from posttrain.evals.runner import check_truncation, conditions_of, evaluate, items_in_batches, openings_for, record_of, records_from
+from posttrain.evals.suite import Origin, Suite, origin_of
 from posttrain.rollout.episodes import play
-
-STOP = 0
-
-
-class CharRenderer:
-    """One token per character; 0 ends the turn."""
-
-    digest = "chars"
-
-    def prompt(self, messages: Sequence[Message]) -> Tokens:
-        ids = tuple(ord(letter) for message in messages for letter in message.content)
-        return Tokens(ids, (Owner.USER,) * len(ids))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(i) for i in ids if i != STOP)
-
-
-class ScriptedSampler:
-    """Answers every prompt by a function of its text and seed; an answer without the stop token is cut."""
-
-    def __init__(self, answer: Callable[[str, int], str], stops: bool = True):
-        self.version, self.answer, self.stops, self.calls = 3, answer, stops, []
-
-    def generate(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Completion]:
-        self.calls.append(list(requests))
-        done = []
-        for request in requests:
-            text = self.answer("".join(map(chr, request.prompt)), request.seed)
-            ids = tuple(map(ord, text)) + ((STOP,) if self.stops else ())
-            done.append(Completion(ids, (-0.5,) * len(ids), StopReason.END if self.stops else StopReason.LENGTH, self.version))
-            if progress is not None:
-                progress(1)
-        return done
-
-
-class EqualityGrader:
-    name = "equal/1"
-
-    def __call__(self, task: Task, text: str) -> Score:
-        if text == "crash":
-            raise ZeroDivisionError("boom")
-        return Score(float(text == task.answer), RewardStatus.SCORED, parsed=text, grader=self.name)
-
-
-def suite(name: str = "sums", samples: int = 1, temperature: float = 1.0, **more) -> Suite:
-    tasks = tuple(Task(f"{name}-{i}", (Message("user", f"{i}+1"),), str(i + 1)) for i in range(4))
-    return Suite(name, tasks, EqualityGrader(), Sampling(temperature=temperature, max_tokens=5), samples, **more)
 
 
 def solve(prompt: str, seed: int) -> str:
@@ -67,7 +17,7 @@ def solve(prompt: str, seed: int) -> str:
 
 
 def test_one_call_scores_every_suite():
-    sampler, ticks = ScriptedSampler(solve), []
+    sampler, ticks = CharSampler(solve), []
     records = evaluate(
         sampler, CharRenderer(), [suite("one"), suite("two", samples=2)], seed=0, label="sft", progress=ticks.append, model_digest="m"
     )
@@ -76,7 +26,7 @@ def test_one_call_scores_every_suite():
     assert {name: record.pass_at_1 for name, record in records.items()} == {"one": 1.0, "two": 1.0}
     one = records["one"]
     assert (one.label, one.model_digest, one.mean_tokens) == ("sft", "m", 2.0)
-    assert (one.conditions.template_digest, one.conditions.grader, one.conditions.seed) == ("chars", "equal/1", 0)
+    assert (one.conditions.template_digest, one.conditions.verifier, one.conditions.seed) == ("chars", "equal/1", 0)
     assert one.conditions.items_digest == suite("one").items_digest
 
 
@@ -100,31 +50,33 @@ def test_sharded_episodes_give_the_same_records():
     def noisy(prompt: str, seed: int) -> str:
         return solve(prompt, seed) if seed % 2 else "9"
 
-    whole = evaluate(ScriptedSampler(noisy), renderer, suites, seed=1, label="m")
+    whole = evaluate(CharSampler(noisy), renderer, suites, seed=1, label="m", model_digest="w")
     openings = openings_for(suites, renderer, seed=1)
-    parts = [play(ScriptedSampler(noisy), renderer, openings[rank::2]) for rank in range(2)]
+    parts = [play(CharSampler(noisy), renderer, openings[rank::2]) for rank in range(2)]
     merged = [parts[i % 2][i // 2] for i in range(len(openings))]
-    sharded = records_from(suites, merged, renderer, seed=1, label="m")
+    sharded = records_from(suites, merged, renderer, seed=1, label="m", model_digest="w")
     assert {name: record.to_json() for name, record in sharded.items()} == {name: record.to_json() for name, record in whole.items()}
     assert 0 < whole["two"].pass_at_1 < 1
 
 
 def test_a_missing_trajectory_is_refused():
-    short = play(ScriptedSampler(solve), CharRenderer(), openings_for([suite()], CharRenderer(), seed=0))[:-1]
+    short = play(CharSampler(solve), CharRenderer(), openings_for([suite()], CharRenderer(), seed=0))[:-1]
     with pytest.raises(EvidenceError, match="3 trajectories for 4"):
-        records_from([suite()], short, CharRenderer(), seed=0, label="m")
+        records_from([suite()], short, CharRenderer(), seed=0, label="m", model_digest="w")
 
 
 def test_a_crashing_grader_is_an_error_not_a_wrong_answer():
-    records = evaluate(ScriptedSampler(lambda p, s: "crash" if p[0] == "0" else solve(p, s)), CharRenderer(), [suite()], seed=0, label="m")
+    records = evaluate(
+        CharSampler(lambda p, s: "crash" if p[0] == "0" else solve(p, s)), CharRenderer(), [suite()], seed=0, label="m", model_digest="w"
+    )
     assert (records["sums"].error_rate, records["sums"].pass_at_1) == (0.25, 1.0)
 
 
 def test_truncation_is_refused_unless_allowed():
-    cut = ScriptedSampler(solve, stops=False)
+    cut = CharSampler(solve, stops=False)
     with pytest.raises(EvidenceError, match="100.0%"):
-        evaluate(cut, CharRenderer(), [suite()], seed=0, label="base")
-    records = evaluate(cut, CharRenderer(), [suite(allow_truncation=True)], seed=0, label="base")
+        evaluate(cut, CharRenderer(), [suite()], seed=0, label="base", model_digest="w")
+    records = evaluate(cut, CharRenderer(), [suite(allow_truncation=True)], seed=0, label="base", model_digest="w")
     assert (records["sums"].truncation_rate, records["sums"].pass_at_1) == (1.0, 0.0)
     with pytest.raises(EvidenceError, match="allow_truncation"):
         check_truncation([suite()], records)
@@ -132,7 +84,7 @@ def test_truncation_is_refused_unless_allowed():
 
 def test_examples_show_what_was_asked_and_read():
     shown = []
-    evaluate(ScriptedSampler(solve), CharRenderer(), [suite(samples=3)], seed=0, label="sft", on_example=shown.append)
+    evaluate(CharSampler(solve), CharRenderer(), [suite(samples=3)], seed=0, label="sft", model_digest="w", on_example=shown.append)
     assert [example["task"] for example in shown] == [f"sums-{i}" for i in range(4)]
     assert shown[1] == {
         "label": "sft",
@@ -165,7 +117,62 @@ def test_suites_that_cannot_measure_are_refused():
         openings_for([suite(), suite()], CharRenderer(), seed=0)
 
 
-def test_suite_digest_follows_its_conditions():
-    assert suite().digest == suite().digest
-    assert len({suite().digest, suite(samples=2).digest, suite(temperature=0.5).digest, suite("other").digest}) == 4
-    assert suite(allow_truncation=True).digest == suite().digest
+def noisy(prompt: str, seed: int) -> str:
+    return "crash" if seed % 5 == 0 else solve(prompt, seed) if seed % 2 else "nine"
+
+
+def play_with(sampler: CharSampler):
+    return lambda openings: play(sampler, CharRenderer(), openings)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 100])
+def test_batches_do_not_change_the_record(batch):
+    wanted = suite("sums", samples=3, n=7, allow_truncation=True)
+    whole = evaluate(CharSampler(noisy), CharRenderer(), [wanted], seed=2, label="m", model_digest="w")["sums"]
+    parts = list(items_in_batches(wanted, CharRenderer(), 2, batch, play_with(CharSampler(noisy))))
+    assert [len(part) for part in parts] == [batch] * (7 // batch) + ([7 % batch] if 7 % batch else [])
+    items = [item for part in parts for item in part]
+    assert record_of(wanted, items, CharRenderer(), seed=2, label="m", model_digest="w").to_json() == whole.to_json()
+    assert 0 < whole.error_rate < 1
+
+
+def test_the_order_of_the_items_does_not_change_their_results():
+    wanted = suite("sums", samples=2, n=6)
+    turned = Suite("sums", wanted.tasks[::-1], wanted.grader, wanted.sampling, wanted.samples)
+    one, other = (
+        evaluate(CharSampler(noisy), CharRenderer(), [of], seed=2, label="m", model_digest="w")["sums"] for of in (wanted, turned)
+    )
+    assert {item.id: item.outcomes for item in one.items} == {item.id: item.outcomes for item in other.items}
+    assert one.conditions.items_digest != other.conditions.items_digest
+
+
+def test_batches_go_on_behind_the_finished_items():
+    wanted, sampler = suite(n=5), CharSampler(solve)
+    done = next(items_in_batches(wanted, CharRenderer(), 0, 2, play_with(sampler)))
+    rest = list(items_in_batches(wanted, CharRenderer(), 0, 2, play_with(sampler), done))
+    assert [[item.id for item in part] for part in rest] == [["sums-2", "sums-3"], ["sums-4"]]
+    with pytest.raises(EvidenceError, match="the finished items of 'sums' are not its first 2"):
+        list(items_in_batches(wanted, CharRenderer(), 0, 2, play_with(sampler), done[::-1]))
+    with pytest.raises(ConfigError, match="batches of 0 items"):
+        list(items_in_batches(wanted, CharRenderer(), 0, 0, play_with(sampler)))
+
+
+def test_conditions_say_where_the_items_come_from():
+    given = conditions_of(suite(), CharRenderer(), 3)
+    assert (given.dataset, given.split, given.split_digest) == ("sums", "given", suite().items_digest)
+    assert (given.extractor, given.verifier, given.thinking, given.tokenizer_digest) == ("inside equal/1", "equal/1", "none", "chars")
+    stated = conditions_of(suite(origin=Origin("numbers", "held_out", "d")), CharRenderer(), 3)
+    assert (stated.dataset, stated.split, stated.split_digest) == ("numbers", "held_out", "d")
+
+
+def test_the_origin_follows_settings_and_split():
+    origins = [origin_of(source, split) for source in (Arithmetic(), Arithmetic(high=9)) for split in ("train", "held_out")]
+    assert {origin.dataset for origin in origins} == {"arithmetic"}
+    assert len({origin.digest for origin in origins}) == 4
+    assert origin_of(Arithmetic(), "train") == origins[0]
+
+
+def test_a_named_extractor_is_stated():
+    source = Arithmetic()
+    arithmetic = Suite("a", tuple(source.tasks("held_out", 2, 0)), source.grader, Sampling(), 1)
+    assert conditions_of(arithmetic, CharRenderer(), 0).extractor == "hash/1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from posttrain.core.config import Config
 from posttrain.core.errors import RunError, StorageError
 from posttrain.runs.listing import verify
+from posttrain.runs.manifest import Code
 from posttrain.runs.recorder import Recorder
 from posttrain.runs.run import Run, deterministic_bytes
 
@@ -37,13 +39,17 @@ def create(path: Path, **overrides) -> Run:
     return Run.create(path, config=Outer(**overrides), command=COMMAND, seeds={"seed": 0}, digests={"data": "aa"})
 
 
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_create_writes_manifest_and_config(tmp_path):
     run = create(tmp_path / "a")
-    assert sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
+    assert set(os.listdir(run.path)) - {"code.diff"} == {"config.yaml", "manifest.json"}
     assert run.config() == {"recipe": "toy", "seed": 0, "sft": {"lr": 1e-5, "epochs": 1}}
     assert run.manifest["kind"] == "toy"
     assert run.manifest["command"] == COMMAND
@@ -336,6 +342,7 @@ def test_silent_takes_every_call_and_writes_nothing(tmp_path):
         recorder.alarm("sft", 1, "x", "y", {})
         recorder.rewind({"metrics.jsonl": 9})
         recorder.finish_stage("dpo", {})
+        recorder.note("kernels", {"threads": 1})
         recorder.save_eval("x", {})
         assert recorder.position() == {}
         assert recorder.eval("x") is None
@@ -365,3 +372,90 @@ def test_manifest_on_disk_is_plain_json(tmp_path):
     assert stored == run.manifest
     assert stored["digests"] == {"data": "aa"}
     assert stored["stages"] == []
+
+
+def test_what_is_found_out_while_running_goes_to_the_manifest(tmp_path):
+    run = create(tmp_path / "a")
+    run.note("detected", {"actor": {"dtype": "float32"}})
+    run.note("detected", {"teacher": {"dtype": "bfloat16"}})
+    written = (run.path / "manifest.json").read_bytes()
+    run.note("detected", {"actor": {"dtype": "float32"}})
+    assert (run.path / "manifest.json").read_bytes() == written
+    again = Run.open(run.path)
+    assert again.manifest["detected"] == {"actor": {"dtype": "float32"}, "teacher": {"dtype": "bfloat16"}}
+    assert "history" not in again.manifest
+    with pytest.raises(RunError, match="opened for reading only"):
+        again.note("kernels", {"threads": 1})
+    with pytest.raises(ValueError, match="'seeds' is no section"):
+        run.note("seeds", {"seed": 1})
+
+
+def test_a_fact_that_changes_on_the_way_is_kept_in_the_history(tmp_path):
+    run = create(tmp_path / "a")
+    run.note("kernels", {"threads": 1, "mkl": True})
+    run.note("kernels", {"threads": 2, "mkl": True})
+    assert run.manifest["kernels"] == {"threads": 2, "mkl": True}
+    (entry,) = run.manifest["history"]
+    assert entry["drift"] == {"kernels.threads": [1, 2]}
+    assert Run.resume(run.path, config=Outer()).config() == Outer().model_dump(mode="json")
+    assert verify(run.path) == []
+
+
+def test_a_resumed_run_says_when_its_surroundings_have_changed(tmp_path, monkeypatch):
+    for module in ("run", "manifest"):
+        monkeypatch.setattr(f"posttrain.runs.{module}.code_state", lambda folder: Code({"revision": "0" * 40}, b""))
+    create(tmp_path / "a")
+    assert Run.resume(tmp_path / "a", config=Outer(), command=COMMAND).notes == []
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    run = Run.resume(tmp_path / "a", config=Outer(), command=COMMAND)
+    assert run.notes == ["goes on with other code, packages or machine: environment.ATEN_CPU_CAPABILITY: None -> 'default'"]
+    (entry,) = run.manifest["history"]
+    assert (entry["settings"], entry["drift"]) == ({}, {"environment.ATEN_CPU_CAPABILITY": [None, "default"]})
+    again = Run.resume(tmp_path / "a", config=Outer(), command=COMMAND)
+    assert (again.notes, len(again.manifest["history"])) == ([], 1)
+
+
+def test_surroundings_of_a_complete_run_do_not_matter_any_more(tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "a", config=Outer(), command=COMMAND, seeds={}, stages=["sft"])
+    run.finish_stage("sft", {})
+    run.finish()
+    before = files(tmp_path)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert Run.resume(tmp_path / "a", config=Outer(), command=COMMAND).notes == []
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "must hold a JSON object, not a list; posttrain runs verify"),
+        ("{", "not readable as JSON"),
+        ('{"schema_version": 3}', "has schema 3, and this version reads 1, 2; use the version that wrote it"),
+    ],
+)
+def test_a_manifest_that_is_none_is_one_line(tmp_path, content, message):
+    create(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text(content)
+    with pytest.raises(RunError, match=message) as caught:
+        Run.open(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_the_first_schema_can_be_continued(tmp_path):
+    run = create(tmp_path / "a")
+    keep = ("created", "command", "seeds", "digests", "config_digest", "stages", "packages")
+    old = {name: run.manifest[name] for name in keep} | {"schema_version": 1, "parent": None}
+    (run.path / "manifest.json").write_text(json.dumps(old))
+    resumed = Run.resume(run.path, config=Outer(), digests={"data": "aa"}, command=COMMAND)
+    resumed.note("kernels", {"threads": 1})
+    assert verify(run.path) == []
+
+
+def test_the_uncommitted_changes_lie_in_the_run(tmp_path, monkeypatch):
+    patch = b"diff --git a/x b/x\n"
+    state = {"revision": "0" * 40, "dirty": True, "diff_digest": "1", "diff_file": "code.diff", "diff_file_digest": digest_of(patch)}
+    monkeypatch.setattr("posttrain.runs.run.code_state", lambda folder: Code(state, patch))
+    run = create(tmp_path / "a")
+    assert (run.path / "code.diff").read_bytes() == patch
+    assert run.manifest["code"]["diff_file"] == "code.diff"
+    assert verify(run.path) == []

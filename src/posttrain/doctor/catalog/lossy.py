@@ -1,0 +1,97 @@
+"""Faster rollouts that are other rollouts: found by the gates of an acceleration, before a run uses it."""
+
+from __future__ import annotations
+
+from posttrain.doctor.entries import Entry, Layer, Status, Tier, Verdict
+from posttrain.doctor.frame import Kind
+
+SAMPLED: tuple[Kind, ...] = ("rl", "distill")
+CHECK = "gate A: KL of generated tokens on the same prefixes below 0.05 nats; then real time per step; then 500 held-out items"
+
+ENTRIES = (
+    Entry(
+        "F18",
+        "an FP8 cache of keys and values",
+        Status.MEASURED,
+        Layer.SEAM,
+        Verdict.BROKEN_SEAM,
+        symptom="another distribution: KL 7.61 nats per token against a bar of 0.05, about 40 % of tokens differ, 0.97x the speed",
+        onset="from the first token; grows with the context",
+        cause="every attention reads the rounded cache again, and the errors add up",
+        fix="keep the cache in 16 bits",
+        check=CHECK,
+        source="book, ch. 121 and 138, F18",
+        tier=Tier.STATIC,
+        kinds=SAMPLED,
+        found_by="preflight",
+        confused={"S70": "what such a cache looks like while training"},
+    ),
+    Entry(
+        "F19",
+        "AWQ weights of a dense model for rollouts",
+        Status.MEASURED,
+        Layer.SEAM,
+        Verdict.BROKEN_SEAM,
+        symptom="KL 6.86 nats per token, 137 of 320 tokens differ (42.8 %), 0.95x the speed: neither right nor fast",
+        onset="from the first token",
+        cause="4-bit weights are another policy, and the corrections for it starve",
+        fix="16-bit weights; W8A8 passed its gate (0.0055, on the last token only, so not on the same scale)",
+        check=CHECK,
+        source="book, ch. 121 and 141, F19/F20 (which is which is not told)",
+        tier=Tier.STATIC,
+        kinds=SAMPLED,
+        found_by="preflight",
+        confused={"F20": "the other kernel does not even give finite numbers"},
+    ),
+    Entry(
+        "F20",
+        "AWQ through another kernel: not finite",
+        Status.MEASURED,
+        Layer.SEAM,
+        Verdict.BROKEN_SEAM,
+        symptom="hidden states are NaN from layer 2 on",
+        onset="the first forward pass",
+        cause="the kernel path of the loader, not the weights",
+        fix="another kernel, or no AWQ; never mask the NaN",
+        check="one forward pass, layer by layer",
+        source="book, ch. 121 and 141, F19/F20 (which is which is not told)",
+        tier=Tier.STATIC,
+        kinds=SAMPLED,
+        found_by="preflight",
+        confused={"F19": "finite, and wrong", "S75": "NaN in training, from data or masks"},
+    ),
+    Entry(
+        "F21",
+        "quantisation turns the router",
+        Status.MEASURED,
+        Layer.SEAM,
+        Verdict.BROKEN_SEAM,
+        symptom="31 % of first experts and 87 % of expert sets change; KL 0.2864, largest gap 6.72 nats (829-fold), 18.6 % of ratios "
+        "outside [0.8, 1.2]; measured on Qwen3-30B-A3B with AWQ only",
+        onset="from the first token",
+        cause="the gate is exact, but what it reads is not",
+        fix="do not sample from it; no claim about other mixtures of experts follows",
+        check="share of experts that change on the same prefixes, beside gate A",
+        source="book, ch. 121 and 142, F21",
+        tier=Tier.STATIC,
+        kinds=SAMPLED,
+        found_by="preflight",
+        confused={"F5": "the router moves because the policy does"},
+    ),
+    Entry(
+        "S130",
+        "an acceleration in use without its gates",
+        Status.MEASURED,
+        Layer.SEAM,
+        Verdict.BROKEN_SEAM,
+        symptom="outputs changed after a speed-up, and nobody measured by how much",
+        onset="when it was turned on",
+        cause="lossless and lossy methods look alike in a benchmark of speed",
+        fix="measure the three gates; here an acceleration is used only after they passed",
+        check=CHECK,
+        source="book, ch. 136",
+        tier=Tier.STATIC,
+        kinds=SAMPLED,
+        found_by="refusal",
+    ),
+)

@@ -1,0 +1,33 @@
+"""Signs that several entries share."""
+
+from __future__ import annotations
+
+from posttrain.doctor.combined import AllOf, Ever, Lasting, Not, OneOf
+from posttrain.doctor.signals import Bound, Change, Level
+from posttrain.doctor.trends import Score
+
+FLOOR = Bound("entropy_floor", 0.1)
+CEILING = Bound("reward_ceiling", 0.9)
+KL_CEILING = Bound("kl_ceiling", 0.5)
+
+ENTROPY_LOW = Level("entropy", "<", FLOOR, last=3)
+ENTROPY_ALIVE = Level("entropy", ">", Bound("entropy_alive", 0.12))
+ENTROPY_WAS_ALIVE = Ever(ENTROPY_ALIVE)
+UNANIMOUS = Level("zero_variance", ">", Bound("zero_variance_ceiling", 0.9), last=5, stat="every")
+SPREAD_DEAD = OneOf((UNANIMOUS, Level("reward_std", "<", Bound("reward_std_floor", 0.02), last=5, stat="every")))
+SPREAD_ALIVE = OneOf((Level("mixed", ">", 0.2, last=5), Level("reward_std", ">", Bound("reward_std_floor", 0.02), last=5)))
+VARIED = Ever(OneOf((Level("zero_variance", "<", 0.9, last=2), Level("reward_std", ">", 0.02, last=2))))
+"""Rewards of siblings have differed at some time."""
+
+REWARD_RISING = OneOf((Change("reward_mean", ">=", 0.02, over=15), Change("reward_mean", ">=", 0.02, over=45)))
+REWARD_FALLING = OneOf((Change("reward_mean", "<=", -0.05, over=15), Change("reward_mean", "<=", -0.05, over=45)))
+REWARD_HIGH = AllOf((Level("reward_mean", ">", CEILING, last=5), Level("reward_mean", "<=", 1.001, last=5)))
+HELDOUT_RISING = OneOf((Change("heldout_mean", ">=", 0.02, over=3), Change("heldout_mean", ">=", 0.02, over=6)))
+_FALL = ("heldout_mean", "<=", -0.03)
+HELDOUT_FALLING = Lasting(OneOf((Score(*_FALL, over=6), Score(*_FALL, over=12))), rows=11)
+"""In two measurements at least: a run looks at a dozen windows, and one of them falls by luck."""
+MASTERED = OneOf((AllOf((Level("all_right", ">", 0.5, last=5), Level("all_wrong", "<", 0.1, last=5))), REWARD_HIGH))
+"""Most groups are all right: agreement because the tasks are solved."""
+CUT = Level("truncated", ">", 0.9, last=3)
+UNPARSED = OneOf((Level("unanimous_unparseable", ">", 0.8, last=3), Level("unparseable", ">", 0.9, last=3)))
+NEVER_EARNED = Not(Ever(Level("reward_mean", ">", 0.0)))
