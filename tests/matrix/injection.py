@@ -7,16 +7,19 @@ A fault is detected when its own id is named. Everything else that is named is k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from posttrain.doctor.catalog import CATALOG
+from posttrain.doctor.combined import Event
 from posttrain.doctor.diagnose import diagnose
-from posttrain.doctor.entries import Action
+from posttrain.doctor.entries import Action, Entry
 from posttrain.doctor.lint import lint
 from posttrain.doctor.reading import read_evidence
+from posttrain.doctor.replay import replay
+from posttrain.doctor.suspects import leaves
 
 How = Literal["run", "trace", "settings", "records", "check"]
 """run: a real small training run made sick; trace: a generated run directory; settings: judged by the linter; records: files of a run that
@@ -37,6 +40,10 @@ class Named:
     """Steps between the first alarm of the injected id and the reward's fall; None where the reward does not fall."""
     notes: tuple[str, ...] = ()
     """Ids that are only noted."""
+    leads: Mapping[str, int] = field(default_factory=dict)
+    """Id to the steps from its first alarm to the reward's fall, where there is one."""
+    disagree: tuple[str, ...] = ()
+    """Ids that the live run and the replay of its records do not raise at the same steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,24 @@ def by_doctor(path: Path) -> Named:
     quiet = [suspect.entry.id for suspect in sure if suspect.entry.action is Action.NOTE]
     ids = tuple(dict.fromkeys(entry.same_as or entry.id for entry in loud))
     return Named(ids, ids[0] if ids else None, notes=tuple(dict.fromkeys(quiet)))
+
+
+def by_run(path: Path) -> Named:
+    """As `by_doctor`, for a run that was watched while it trained: with its alarms, their leads, and whether a replay gives the same."""
+    evidence = read_evidence(path)
+    found = replay(evidence, CATALOG)
+    live = sorted({(str(line["name"]), int(line["step"])) for line in evidence.alarms if line["name"] in CATALOG})
+    again = sorted({(raised.alarm.id, raised.alarm.step) for raised in found.raised if not beyond_metrics(CATALOG[raised.alarm.id])})
+    told = [alarm for alarm in live if not beyond_metrics(CATALOG[alarm[0]])]
+    disagree = tuple(dict.fromkeys(id for id, _ in set(told) ^ set(again)))
+    leads = {id: lead for id in dict(live) if (lead := found.lead(id)) is not None}
+    return replace(by_doctor(path), alarms=tuple(sorted(live, key=lambda alarm: alarm[1])), leads=leads, disagree=disagree)
+
+
+def beyond_metrics(entry: Entry) -> bool:
+    """Whether an entry looks at what is known only when a run has ended: facts of its records, and events."""
+    every = [leaf for sign in (*entry.signs, *entry.against) for leaf in leaves(sign)]
+    return any(isinstance(leaf, Event) or getattr(leaf, "where", "") == "facts" for leaf in every)
 
 
 def by_linter(path: Path) -> Named:

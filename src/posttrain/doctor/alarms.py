@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,8 @@ class Monitor:
         """Add a row; the alarms that it raises."""
         known = {name: float(value) for name, value in values.items() if is_known(value)}
         self.frame.append(step, known | derived(known))
+        if any(_broken(value) for name, value in values.items() if not name.startswith("seconds.")):
+            self.frame.event("non_finite")  # as the recorder notes it for those who read the run later
         row = len(self.frame) - 1
         raised = []
         for entry in self.entries:
@@ -140,6 +143,10 @@ class Watch:
             frame = Frame(stage, kind, self._settings_of(stage), bounds=self._bounds)
             self._monitors[stage] = Monitor(frame, entries)
         return self._monitors[stage]
+
+
+def _broken(value: Any) -> bool:
+    return isinstance(value, float) and not isfinite(value)
 
 
 def _milder(alarm: Alarm) -> Alarm:

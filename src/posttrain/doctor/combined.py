@@ -139,7 +139,7 @@ class Lasting:
         return f"{self.sign.said(frame, row)}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
 
     def words(self) -> str:
-        return f"{self.sign.words()}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
+        return f"{_bracketed(self.sign)}, {'at some time in' if self.some else 'throughout'} the last {self.rows} steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class OneOf:
         return "; ".join(sign.said(frame, row) for sign in (holding or [s for s in self.signs if s.since(frame) <= row] or self.signs))
 
     def words(self) -> str:
-        return " or ".join(sign.words() for sign in self.signs)
+        return " or ".join(_bracketed(sign) for sign in self.signs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,4 +273,9 @@ class AllOf:
         return "; ".join(sign.said(frame, row) for sign in self.signs)
 
     def words(self) -> str:
-        return " and ".join(sign.words() for sign in self.signs)
+        return " and ".join(_bracketed(sign) for sign in self.signs)
+
+
+def _bracketed(sign: Signal) -> str:
+    """The words of a sign that is a part of another; in brackets when it has parts itself."""
+    return f"({sign.words()})" if isinstance(sign, OneOf | AllOf) else sign.words()

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from posttrain.core.errors import EvidenceError
 from posttrain.doctor.entries import Entry, Verdict
 from posttrain.doctor.evidence import Evidence
@@ -47,6 +49,7 @@ class Diagnosis:
         return tuple(dict.fromkeys(s.entry.id for s in self.suspects if s.decides and s.entry.verdict in SICK))
 
 
+@np.errstate(all="ignore")  # a log may hold 1e308; what overflows is not finite, and no sign holds for it
 def diagnose(evidence: Evidence, catalog: Mapping[str, Entry], *, live: bool = False) -> Diagnosis:
     """The diagnosis. Raises EvidenceError when there is nothing to look at.
 

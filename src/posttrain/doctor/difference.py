@@ -71,6 +71,7 @@ class RunsApart:
     conclusion: str
 
 
+@np.errstate(all="ignore")  # a log may hold 1e308; what overflows is not finite, and no sign holds for it
 def compare_runs(a: Evidence, b: Evidence, catalog: Mapping[str, Entry]) -> RunsApart:
     """Compare two runs. Raises EvidenceError when they have no stage in common."""
     pairs = _pairs(a, b)

@@ -6,12 +6,15 @@ have fired then.
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+LARGEST = sys.float_info.max
 Kind = Literal["sft", "preference", "rl", "distill", "other"]
 """What sort of training a stage is; entries of the catalog say which kinds they can occur in."""
 
@@ -48,7 +51,7 @@ class Column:
 
 def is_known(value: Any) -> bool:
     """Whether a recorded value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < np.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ class Frame:
 
     def row_of(self, step: int) -> int:
         """The last row at or before `step`; 0 when there is none."""
-        return max(0, int(np.searchsorted(np.asarray(self.steps), step, side="right")) - 1)
+        return max(0, bisect_right(self.steps, step) - 1)
 
 
 def frame_of(stage: str, kind: Kind, rows: Iterable[tuple[int, Mapping[str, Any]]], **fields: Any) -> Frame:

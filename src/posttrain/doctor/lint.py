@@ -1,4 +1,8 @@
-"""Rules before launch: what the resolved settings of a run already say about how it will end. Entries of the catalog whose signs are settings."""
+"""Rules before launch: what the resolved settings of a run already say about how it will end.
+
+A rule is an entry of the catalog whose signs are settings. Settings come from anywhere: a key that is missing, or holds something else
+than it should, silences the rules that read it and no others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.core.errors import PosttrainError
 from posttrain.doctor.entries import Action, Entry, suspected
 from posttrain.doctor.frame import Frame
 from posttrain.doctor.settings import SECTIONS, settings_of, stage_kind
+from posttrain.runs.reading import mapping, number, plain
 
 ORDER = (Action.STOP, Action.PAUSE, Action.WARN, Action.NOTE)
 
@@ -45,18 +51,45 @@ def lint(
 ) -> list[Advice]:
     """The rules that a resolved config breaks, gravest first.
 
+    Example: lint({"rl": {"siblings": 2}, "algorithm": "grpo"}, CATALOG.values())[0].id  ->  "C1"
+
     Args:
-        facts: what a probe has found, e.g. {"probe.length_p95": 310}; rules that need them are silent without.
+        facts: what a probe has found, e.g. {"probe.length_p99": 310}; rules that need them are silent without.
         stages: to look at; by default all that the config has a section for.
     """
     rules = [entry for entry in entries if entry.found_by == "settings" and entry.signs]
     found = []
     for stage in stages or stages_of(config):
-        settings = settings_of(config, stage)
-        frame = Frame(stage, stage_kind(stage, (), config), settings, dict(facts or {}))
+        frame = Frame(stage, stage_kind(stage, (), config), _settings(config, stage), dict(facts or {}))
         frame.append(0, {})
         for entry in rules:
             if suspected(entry, frame)[0]:
-                said = "; ".join(sign.said(frame, 0) for sign in entry.signs)
+                said = "; ".join(plain(sign.said(frame, 0), 200) for sign in entry.signs)
                 found.append(Advice(entry.id, stage, entry.name, said, entry.fix, entry.action))
     return sorted(found, key=lambda advice: ORDER.index(advice.action))
+
+
+def _settings(config: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The settings of a stage; without its objective when that has a name nobody knows here, none when its numbers have no product."""
+    try:
+        return settings_of(config, stage)
+    except PosttrainError:
+        named = ("algorithm", "objective")
+        return settings_of({key: value for key, value in config.items() if key not in named}, stage)
+    except OverflowError:
+        return {}
+
+
+def probe_facts(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """What rules read of a probe's verdict: posttrain probe --out FILE, or the launch gate of a run.
+
+    Example: probe_facts({"figures": {"lengths": {"p50": 80, "p99": 310}, "statuses": {"truncated": 0.1}, "sampling": {"max_tokens": 320}}})
+             # {"probe.length_p99": 310.0, "probe.truncated": 0.1, "probe.max_tokens": 320.0}
+    """
+    figures = mapping(verdict.get("figures"))
+    read = {
+        "probe.length_p99": mapping(figures.get("lengths")).get("p99"),
+        "probe.truncated": mapping(figures.get("statuses")).get("truncated"),
+        "probe.max_tokens": mapping(figures.get("sampling")).get("max_tokens"),
+    }
+    return {name: value for name, found in read.items() if (value := number(found)) is not None}

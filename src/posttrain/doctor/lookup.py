@@ -26,6 +26,7 @@ _SYNONYMS = (
     ("truncate", "truncated", "truncation", "cut", "cap", "budget", "overlong"),
     ("length", "long", "longer", "verbose", "verbosity", "token"),
     ("memory", "oom", "leak", "ram", "vram", "rss"),
+    ("gpu", "cuda", "accelerator", "device"),
     ("nan", "inf", "infinite", "infinity", "nonfinite"),
     ("slow", "throughput", "speed", "latency", "idle", "hang"),
     ("repeat", "repetition", "repetitive", "loop", "duplicate", "identical"),
@@ -43,10 +44,15 @@ _SYNONYMS = (
 )
 """Words that people use for the same thing; the first of each stands for all."""
 _STOP = frozenset(
-    "a an and are as at be been but by do does for from get goes going has have i if in is it its keep me my no not of on or our so than "
-    "that the then there they this to too very was were what when where which while why will with you your after before".split()
+    (
+        "a after all always an and are as at be been before but by do does ever every for from get goes going has have i if in is it "
+        "its just keep me my never no not of often on only or our out so some still suddenly than that the then there they this to too "
+        "very was were what when where which while why will with you your"
+    ).split()
 )
-_FIELDS = (("name", 3), ("symptom", 3), ("cause", 1), ("onset", 1), ("fix", 1))
+_FIELDS = (("name", 3), ("symptom", 3), ("cause", 1), ("onset", 1))
+"""Fields that are searched, and how much their words count: what is seen before why. A fix names things that are not wrong."""
+_PHRASES = {"held-out": "heldout", "held out": "heldout", "out of memory": "oom", "learning rate": "lr", "time out": "timeout"}
 _K1, _B = 1.2, 0.6
 MOST = 5
 
@@ -76,7 +82,7 @@ class Looked:
 
 def look_up(symptom: str, catalog: Mapping[str, Entry], most: int = MOST) -> Looked:
     """The entries that fit a symptom best. Raises ConfigError for a symptom without a word."""
-    raw = [word for word in re.findall(r"[a-z0-9]+", symptom.lower().replace("held-out", "heldout")[:1000]) if word not in _STOP]
+    raw = [word for word in re.findall(r"[a-z0-9]+", _joined(symptom[:1000])) if word not in _STOP]
     if not raw:
         raise ConfigError(f"'{symptom[:80]}' names no symptom; say what you see, e.g. posttrain doctor lookup \"reward is flat\"")
     counts = {id: Counter(_document(entry)) for id, entry in catalog.items()}
@@ -84,7 +90,7 @@ def look_up(symptom: str, catalog: Mapping[str, Entry], most: int = MOST) -> Loo
     spelled = {word for entry in catalog.values() for word in _plain_words(entry)} | {word for group in _SYNONYMS for word in group}
     terms, unknown = {}, {}
     for word in dict.fromkeys(raw):
-        near = (word,) if _term(word) in known else tuple(get_close_matches(word, sorted(spelled), n=2, cutoff=0.75))
+        near = (word,) if _term(word) in known else tuple(get_close_matches(word, sorted(spelled), n=2, cutoff=0.82))
         near = tuple(other for other in near if _term(other) in known)
         if near != (word,):
             unknown[word] = near
@@ -182,8 +188,16 @@ def _plain_words(entry: Entry) -> Iterable[str]:
         yield from _words(getattr(entry, name))
 
 
+def _joined(text: str) -> str:
+    """Lower case, with phrases that mean one thing as one word."""
+    text = text.lower()
+    for phrase, word in _PHRASES.items():
+        text = text.replace(phrase, word)
+    return text
+
+
 def _words(text: str) -> list[str]:
-    found = re.findall(r"[a-z0-9]+", text.lower().replace("held-out", "heldout"))
+    found = re.findall(r"[a-z0-9]+", _joined(text))
     return [word for word in found if word not in _STOP]
 
 

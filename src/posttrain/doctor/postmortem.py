@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from posttrain.core.digest import digest
 from posttrain.doctor.diagnose import Diagnosis, diagnose
@@ -188,8 +191,10 @@ def _time(top: Suspect | None, again: Replay, evidence: Evidence) -> dict[str, A
     row = frame.row_of(step)
     found: dict[str, Any] = {"stage": frame.stage, "step": step, "rows": row}
     clocks = [frame.columns[name] for name in _CLOCKS if name in frame.columns]
-    if clocks:
-        found["seconds"] = round(sum(float(column.values[column.positions <= row].sum()) for column in clocks), 1)
+    with np.errstate(over="ignore"):
+        seconds = sum(float(column.values[column.positions <= row].sum()) for column in clocks)
+    if clocks and math.isfinite(seconds):
+        found["seconds"] = round(seconds, 1)
     if drop is not None:
         found["what"] = f"{drop.metric} {shown(drop.peak)} -> {shown(drop.after)}"
     return found

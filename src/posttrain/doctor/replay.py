@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from posttrain.core.errors import ConfigError
 from posttrain.doctor.alarms import Alarm, replayed
 from posttrain.doctor.changes import first_fall
@@ -79,6 +81,7 @@ class Replay:
         return next((item.over_fall for item in self.raised if item.alarm.id == id), None)
 
 
+@np.errstate(all="ignore")  # a log may hold 1e308; what overflows is not finite, and no sign holds for it
 def replay(evidence: Evidence, catalog: Mapping[str, Entry], reward: str | None = None) -> Replay:
     """Every alarm of every stage, in order. `reward` names another metric to watch for the fall; ConfigError when no stage has it."""
     if reward is not None and not any(reward in frame.columns for frame in evidence.frames.values()):

@@ -74,7 +74,7 @@ def _bound(bound: float | Bound, frame: Frame) -> float:
 
 
 def _bound_words(bound: float | Bound) -> str:
-    return f"{bound.default:g} ({bound.name}, calibrated per family)" if isinstance(bound, Bound) else f"{bound:g}"
+    return f"{bound.default:g} [{bound.name}]" if isinstance(bound, Bound) else f"{bound:g}"
 
 
 @dataclass(frozen=True, slots=True)

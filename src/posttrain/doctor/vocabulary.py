@@ -1,4 +1,4 @@
-"""The metrics the doctor knows: what each means, when it moves, and what other trainers call it."""
+"""The metrics the doctor knows: what each means and when it moves. What other trainers call them is in names.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from posttrain.doctor.entries import Tier
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One column. Example: Metric("nats per token", Tier.LEADING, "entropy of the policy over trained tokens", ("entropy_loss",))"""
+    """One column. Example: Metric("nats per token", Tier.LEADING, "entropy of the policy over trained tokens")"""
 
     unit: str
     tier: Tier
     meaning: str
-    aliases: tuple[str, ...] = ()
-    """Names that other trainers write it under, lower case."""
 
 
 _LEADING, _MIDDLE, _LAGGING = Tier.LEADING, Tier.MIDDLE, Tier.LAGGING

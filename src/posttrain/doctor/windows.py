@@ -20,11 +20,14 @@ def mapped(
     frame: Frame, metric: str, start: int, width: int, test: Callable[[np.ndarray], np.ndarray], empty: float | bool = False
 ) -> np.ndarray:
     """`test` over every full window of `width` known values, spread to the rows from `start` on: a row has its last known value's."""
-    rows = np.arange(start, len(frame))
-    out = np.full(len(rows), empty)
+    out = np.full(len(frame) - start, empty)
     column = frame.columns.get(metric)
-    if column is None or column.size < width or not len(rows):
+    if column is None or column.size < width or not len(out):
         return out
+    if len(out) == 1:  # the last row, as a run asks while it trains: nothing is recorded behind it
+        out[0] = test(column.values[-width:][None])[0]
+        return out
+    rows = np.arange(start, len(frame))
     index = np.searchsorted(column.positions, rows, side="right") - 1
     first = max(width - 1, int(index[0]))
     if index[-1] < first:

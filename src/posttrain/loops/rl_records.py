@@ -58,21 +58,18 @@ def survival(filled: Filled, objective: Objective, version: int) -> dict[str, fl
 
     survivors_median, survivors_min: rollouts of a group that can be trained: they were scored, and no over-long rule drops them.  dropped:
     share of the generated rollouts that such a rule or a grader's failure removes.  tokens_sampled, tokens_forced: of the kept groups, what
-    the policy drew, and what tools or the harness wrote between.  version_lag: mean age in updates, of the kept groups.
+    the policy drew, and what tools or the harness wrote between.  version_lag: mean age in updates, of the kept groups. Nothing is said of
+    the kept groups where there are none.
     """
     cuts = isinstance(objective.overlong, Drop)
     left = [sum(_usable(rollout, cuts) for rollout in group.rollouts) for group in filled.generated]
     total = sum(len(group.rollouts) for group in filled.generated)
     kept = [rollout.trajectory for group in filled.kept for rollout in group.rollouts]
-    sampled = sum(trajectory.completion.trained for trajectory in kept)
-    found = {
-        "survivors_median": float(median(left)),
-        "survivors_min": float(min(left)),
-        "dropped": 1.0 - sum(left) / total,
-        "tokens_sampled": float(sampled),
-        "tokens_forced": float(sum(len(trajectory.ids) for trajectory in kept) - sampled),
-    }
+    found = {"survivors_median": float(median(left)), "survivors_min": float(min(left)), "dropped": 1.0 - sum(left) / total}
     if kept:
+        sampled = sum(trajectory.completion.trained for trajectory in kept)
+        found["tokens_sampled"] = float(sampled)
+        found["tokens_forced"] = float(sum(len(trajectory.ids) for trajectory in kept) - sampled)
         found["version_lag"] = version - sum(trajectory.version for trajectory in kept) / len(kept)
     return found
 

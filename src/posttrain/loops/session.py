@@ -19,6 +19,7 @@ from posttrain.engine.checkpoint import NO_OTHERS, Checkpoint, Content, discard_
 from posttrain.engine.export import export, export_bytes, training_bytes
 from posttrain.engine.machine import Machine
 from posttrain.engine.memory import resident_mib
+from posttrain.engine.nonfinite import Diverged
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer
 from posttrain.loops.guard import Guard, Raised, Watcher
@@ -68,7 +69,12 @@ class Session:
         again."""
         started = time.monotonic()
         info: dict[str, Any] = {}
-        yield info
+        try:
+            yield info
+        except Diverged as error:  # no metrics line will say it: the step was not taken
+            step = 0 if error.trace is None else error.trace.step
+            self.run.alarm(name, step, "non_finite", str(error), {"action": "stop"})
+            raise
         self.position = self.ranks.first_says(self.run.position())
         self.seconds[name] = self.ranks.first_says(round(time.monotonic() - started, 2))
         root = self.run.checkpoint_root(name)

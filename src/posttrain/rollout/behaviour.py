@@ -17,7 +17,8 @@ SHORTEST = 32
 
 def behaviour(groups: Sequence[Group]) -> dict[str, float]:
     """duplicates: completions equal to an earlier sibling.  repetition: tokens inside a piece used before, mean over completions.
-    turns: assistant turns per episode.  With tool calls also calls per episode, and the shares that repeat one or cannot be read."""
+    turns: assistant turns per episode.  With tool calls, or prompts that say how to make one, also calls per episode, and the shares that
+    repeat one or cannot be read."""
     trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
     alike = sum(len(group.rollouts) - len({rollout.trajectory.ids for rollout in group.rollouts}) for group in groups)
     found = {
@@ -25,7 +26,8 @@ def behaviour(groups: Sequence[Group]) -> dict[str, float]:
         "repetition": float(np.mean([repetition(trajectory.ids) for trajectory in trajectories])),
         "turns": float(np.mean([turns(trajectory) for trajectory in trajectories])),
     }
-    return found | _calls([trajectory.transcript or trajectory.text for trajectory in trajectories])
+    offered = any(OPEN in message.content for group in groups for message in group.task.prompt)
+    return found | _calls([trajectory.transcript or trajectory.text for trajectory in trajectories], offered)
 
 
 def repetition(ids: Sequence[int]) -> float:
@@ -47,9 +49,9 @@ def turns(trajectory: Trajectory) -> int:
     return max(1, int(np.count_nonzero(own & ~np.concatenate([[False], own[:-1]]))))
 
 
-def _calls(texts: Sequence[str]) -> dict[str, float]:
-    """Nothing where no episode calls a tool."""
-    if not any(OPEN in text for text in texts):
+def _calls(texts: Sequence[str], offered: bool) -> dict[str, float]:
+    """Nothing where no episode calls a tool and no prompt says how to."""
+    if not offered and not any(OPEN in text for text in texts):
         return {}
     total = repeated = malformed = 0
     for text in texts:

@@ -65,7 +65,7 @@ def test_live_and_replayed_alarms_are_the_same():
 
 def test_what_is_no_finite_number_is_not_known():
     monitor = Monitor(Frame("rl", "rl"), [LOW])
-    for x in (math.nan, None, "0.1", True, -math.inf):
+    for x in (math.nan, None, "0.1", True, -math.inf, -(10**400)):
         assert monitor.see(0, {"x": x}) == []
 
 

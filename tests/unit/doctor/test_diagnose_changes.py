@@ -72,7 +72,7 @@ def test_a_step_down_is_dated_to_its_row():
 
 
 def test_a_dip_that_does_not_last_is_no_fall():
-    y = 0.7 + 0.01 * (np.arange(300) % 3 - 1)
+    y = 0.7 + numpy_rng(0, "dip").normal(0, 0.01, 300)
     y[140:150] -= 0.5  # ten rows: 22 windows of 15 hold two or more of them, fewer than the 30 that make a tenth of the series
     assert first_fall(y) is None
     y[150:200] -= 0.5

@@ -40,6 +40,7 @@ def ids(text: str) -> list[str]:
         ("my return has plateaued", "F2"),
         ("responses keep getting longer", "F3"),
         ("oom after some hours", "F8"),
+        ("it runs out of memory", "F8"),
         ("RAM grows", "F8"),
         ("boxed answers are not extracted", "F9"),
         ("entropy", "F1"),

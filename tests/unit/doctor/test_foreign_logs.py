@@ -102,6 +102,12 @@ def test_the_trainers_step_goes_before_the_loggers_counter(tmp_path: Path):
     assert rows_of(read_evidence(path)) == {"loss": {10: 1.0, 20: 2.0}, "heldout_mean": {10: 0.5}}
 
 
+def test_rows_out_of_order_are_sorted_and_of_one_step_the_later_value_holds(tmp_path: Path):
+    path = jsonl(tmp_path / "h.jsonl", {"step": 5, "loss": 1.0}, {"step": 2, "loss": 3.0}, {"step": 5, "loss": 0.5, "kl": 0.1})
+    found = read_evidence(path)
+    assert (found.frames["train"].steps, rows_of(found)) == ([2, 5], {"loss": {2: 3.0, 5: 0.5}, "kl": {5: 0.1}})
+
+
 def test_rows_without_a_step_are_counted(tmp_path: Path):
     path = jsonl(tmp_path / "h.jsonl", {"loss": 3.0}, {"loss": 2.0}, {"loss": 1.0})
     assert rows_of(read_evidence(path))["loss"] == {0: 3.0, 1: 2.0, 2: 1.0}

@@ -10,10 +10,13 @@ from posttrain.doctor.catalog import (
     drift,
     evaluation,
     infrastructure,
+    labs,
+    launch,
     lossy,
     reward,
     seam,
     supervised,
+    users,
 )
 from posttrain.doctor.entries import Entry, checked
 
@@ -30,6 +33,9 @@ CATALOG: dict[str, Entry] = checked(
         *distillation.ENTRIES,
         *lossy.ENTRIES,
         *supervised.ENTRIES,
+        *labs.ENTRIES,
+        *users.ENTRIES,
+        *launch.ENTRIES,
     )
 )
 """Every failure, by its id."""

@@ -2,60 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from posttrain.doctor.combined import Setting
-from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
-from posttrain.doctor.frame import Kind
-from posttrain.doctor.rules import Rule
-from posttrain.doctor.signals import Signal
-
-GROUP_BASELINES = ("mean", "mean_std", "leave_one_out", "median_mad", "max_rl", "pass_at_k", "channels")
-"""Advantages whose baseline is the other siblings."""
-RL: tuple[Kind, ...] = ("rl", "distill")
-
-
-def _rule(said: str, *reads: str, test: Callable[[Mapping[str, Any]], bool]) -> Rule:
-    return Rule(reads, test, said)
-
-
-def _entry(
-    id: str,
-    name: str,
-    texts: tuple[str, str, str, str],
-    *signs: Signal,
-    against: tuple[Signal, ...] = (),
-    kinds: tuple[Kind, ...] = RL,
-    action: Action = Action.WARN,
-    status: Status = Status.MEASURED,
-    source: str = "measured on the embedded ladder",
-) -> Entry:
-    """An entry of this file; `texts` are symptom, cause, fix and check."""
-    symptom, cause, fix, check = texts
-    return Entry(
-        id,
-        name,
-        status,
-        Layer.CONFIGURATION,
-        Verdict.DRIFTING,
-        symptom,
-        "before the first step",
-        cause,
-        fix,
-        check,
-        source,
-        Tier.STATIC,
-        "settings",
-        kinds,
-        tuple(signs),
-        against,
-        action=action,
-    )
-
+from posttrain.doctor.catalog import launch_method
+from posttrain.doctor.catalog.launch_form import GROUP_BASELINES, advise, rule
+from posttrain.doctor.combined import OneOf, Setting
+from posttrain.doctor.entries import Action, Status
 
 ENTRIES = (
-    _entry(
+    advise(
         "C1",
         "too few siblings to compare",
         (
@@ -65,11 +18,11 @@ ENTRIES = (
             "posttrain probe MODEL --task NAME prints the share for the group sizes in question",
         ),
         Setting("objective.advantage.kind", "in", GROUP_BASELINES),
-        _rule("fewer than 4 siblings", "siblings", test=lambda s: 1 < s["siblings"] < 4),
+        rule("fewer than 4 siblings", "siblings", test=lambda s: 1 < s["siblings"] < 4),
         status=Status.EXTERNAL,
         source="book, ch. 17; arithmetic of unanimous groups",
     ),
-    _entry(
+    advise(
         "C2",
         "hardly any updates",
         (
@@ -78,10 +31,10 @@ ENTRIES = (
             "steps=50 or more, or a smaller batch",
             "the batch equation that is printed at the start",
         ),
-        _rule("fewer than 20 updates in all", "steps", "updates", test=lambda s: s["steps"] * s["updates"] < 20),
+        rule("fewer than 20 updates in all", "steps", "updates", test=lambda s: s["steps"] * s["updates"] < 20),
         action=Action.NOTE,
     ),
-    _entry(
+    advise(
         "C3",
         "a high rate from the first step",
         (
@@ -91,12 +44,10 @@ ENTRIES = (
             "KL to the reference after the first five steps",
         ),
         Setting("lora", "==", False),
-        _rule(
-            "5e-4 or more without warm-up", "optim.lr", "optim.warmup", test=lambda s: s["optim.lr"] >= 5e-4 and s["optim.warmup"] < 0.02
-        ),
+        rule("5e-4 or more without warm-up", "optim.lr", "optim.warmup", test=lambda s: s["optim.lr"] >= 5e-4 and s["optim.warmup"] < 0.02),
         kinds=("rl", "distill", "preference"),
     ),
-    _entry(
+    advise(
         "C4",
         "a rate that teaches nothing",
         (
@@ -105,29 +56,40 @@ ENTRIES = (
             "optim.lr between 5e-5 and 1e-4 for models below a billion parameters, with a warm-up",
             "the change of the reward, or of the loss, over the first 50 steps",
         ),
-        _rule("5e-6 or less on all weights", "optim.lr", "lora", test=lambda s: s["optim.lr"] <= 5e-6 and s["lora"] is False),
+        rule("5e-6 or less on all weights", "optim.lr", "lora", test=lambda s: s["optim.lr"] <= 5e-6 and s["lora"] is False),
         kinds=("rl", "distill", "preference", "sft"),
         action=Action.NOTE,
     ),
-    _entry(
+    advise(
         "C5",
         "a length cap below what answers need",
         (
             "answers are cut before they are complete, and count as wrong",
-            "sampling.max_tokens is not above the 95th percentile of the lengths that the probe has seen",
-            "sampling.max_tokens=1.5 times the probe's 95th percentile",
-            "posttrain probe MODEL --task NAME shows the quantiles",
+            "sampling.max_tokens is not above the 99th percentile of the lengths that a probe has seen, or cut answers in the probe itself",
+            "sampling.max_tokens of 1.5 times the probe's 99th percentile; where the probe was cut as well, probe again with twice its cap",
+            "posttrain probe MODEL --task NAME shows the quantiles, and how many were cut",
         ),
-        _rule(
-            "the cap is within the probe's lengths",
-            "sampling.max_tokens",
-            "probe.length_p95",
-            test=lambda s: s["sampling.max_tokens"] <= s["probe.length_p95"],
+        OneOf(
+            (
+                rule(
+                    "the cap is within the probe's lengths",
+                    "sampling.max_tokens",
+                    "probe.length_p99",
+                    test=lambda s: s["sampling.max_tokens"] <= s["probe.length_p99"],
+                ),
+                rule(
+                    "the probe was cut at this cap, or a larger one",
+                    "sampling.max_tokens",
+                    "probe.max_tokens",
+                    "probe.truncated",
+                    test=lambda s: s["sampling.max_tokens"] <= s["probe.max_tokens"] and s["probe.truncated"] > 0.05,
+                ),
+            )
         ),
         status=Status.LIVED,
         source="book, ch. 8: the first run on Countdown, cap 256, 100 % cut",
     ),
-    _entry(
+    advise(
         "C6",
         "a long run without a leash",
         (
@@ -137,12 +99,12 @@ ENTRIES = (
             "KL to the reference over the run (needs the reference; a KL term with a tiny coefficient records it)",
         ),
         Setting("objective.kl.estimator", "==", "none"),
-        _rule("500 steps or more", "steps", test=lambda s: s["steps"] >= 500),
+        rule("500 steps or more", "steps", test=lambda s: s["steps"] >= 500),
         action=Action.NOTE,
         status=Status.LIVED,
         source="book, ch. 118 (F6) and appendix L; its floors of the coefficient differ, 0.001 and 0.005",
     ),
-    _entry(
+    advise(
         "C7",
         "a constant entropy bonus",
         (
@@ -151,13 +113,13 @@ ENTRIES = (
             "objective.entropy.target=0.3, which steers the coefficient, or limit=clip_cov",
             "the slope of the entropy over 100 steps",
         ),
-        _rule("a bonus is paid", "objective.entropy.coef", test=lambda s: s["objective.entropy.coef"] > 0),
+        rule("a bonus is paid", "objective.entropy.coef", test=lambda s: s["objective.entropy.coef"] > 0),
         against=(Setting("objective.entropy.target", ">", 0),),
         action=Action.NOTE,
         status=Status.LIVED,
         source="book, ch. 41, two coefficients only",
     ),
-    _entry(
+    advise(
         "C8",
         "nothing held out is measured on the way",
         (
@@ -171,7 +133,7 @@ ENTRIES = (
         status=Status.LIVED,
         source="book, ch. 31 and 88",
     ),
-    _entry(
+    advise(
         "C9",
         "nothing is watched",
         (
@@ -186,7 +148,7 @@ ENTRIES = (
         status=Status.EXTERNAL,
         source="reports of runs whose metrics were not finite and that went on",
     ),
-    _entry(
+    advise(
         "C10",
         "no checkpoint before the end",
         (
@@ -195,12 +157,12 @@ ENTRIES = (
             "save_every=a tenth of the steps",
             "the folder checkpoints/STAGE while it trains",
         ),
-        _rule("100 steps or more, none saved", "save_every", "steps", test=lambda s: s["steps"] >= 100 and s["save_every"] >= s["steps"]),
+        rule("100 steps or more, none saved", "save_every", "steps", test=lambda s: s["steps"] >= 100 and s["save_every"] >= s["steps"]),
         status=Status.EXTERNAL,
         source="reports of lost runs",
         kinds=("rl", "distill", "sft"),
     ),
-    _entry(
+    advise(
         "C11",
         "rollouts of older policies, uncorrected",
         (
@@ -209,13 +171,13 @@ ENTRIES = (
             "objective.correction=truncate, or objective.against=behaviour",
             "ess_mismatch and version_lag",
         ),
-        _rule("drawn ahead", "asynchronous.bound", test=lambda s: s["asynchronous.bound"] > 0),
+        rule("drawn ahead", "asynchronous.bound", test=lambda s: s["asynchronous.bound"] > 0),
         Setting("objective.correction.kind", "==", "none"),
         Setting("objective.against", "==", "old"),
         status=Status.EXTERNAL,
         source="recipes of the labs, ch. 6",
     ),
-    _entry(
+    advise(
         "C12",
         "cut answers are dropped",
         (
@@ -229,7 +191,7 @@ ENTRIES = (
         status=Status.LIVED,
         source="book, ch. 23: 6 of 8 rollouts masked",
     ),
-    _entry(
+    advise(
         "C13",
         "too many updates on one set of rollouts",
         (
@@ -238,11 +200,13 @@ ENTRIES = (
             "minibatches * epochs <= 4",
             "clip_fraction and ess_staleness",
         ),
-        _rule("more than 8 updates per phase", "updates", test=lambda s: s["updates"] > 8),
+        rule("more than 8 updates per phase", "updates", test=lambda s: s["updates"] > 8),
+        against=(Setting("objective.limit.kind", "==", "cispo"),),
+        action=Action.NOTE,
         status=Status.PROVISIONAL,
-        source="ours",
+        source="ours; CISPO was published with 16 updates per batch, and no token of it loses its gradient",
     ),
-    _entry(
+    advise(
         "C14",
         "a temperature that trains another policy",
         (
@@ -251,7 +215,7 @@ ENTRIES = (
             "sampling.temperature=1.0, or 0.7 at the least",
             "duplicates in the first steps; held-out score greedy and sampled",
         ),
-        _rule(
+        rule(
             "outside of 0.6 to 1.2",
             "sampling.temperature",
             test=lambda s: 0 < s["sampling.temperature"] < 0.6 or s["sampling.temperature"] > 1.2,
@@ -259,7 +223,7 @@ ENTRIES = (
         status=Status.EXTERNAL,
         source="book, appendix L: 0.7 to 1.0",
     ),
-    _entry(
+    advise(
         "C15",
         "adapters at the rate of full fine-tuning",
         (
@@ -268,13 +232,13 @@ ENTRIES = (
             "optim.lr=1e-4 to 5e-4 with LoRA",
             "the loss over the first 50 steps at two rates",
         ),
-        _rule("LoRA at 2e-5 or less", "lora", "optim.lr", test=lambda s: s["lora"] is True and s["optim.lr"] <= 2e-5),
+        rule("LoRA at 2e-5 or less", "lora", "optim.lr", test=lambda s: s["lora"] is True and s["optim.lr"] <= 2e-5),
         kinds=("rl", "distill", "preference", "sft"),
         action=Action.NOTE,
         status=Status.EXTERNAL,
         source="common finding of LoRA studies",
     ),
-    _entry(
+    advise(
         "C16",
         "a handful of rollouts per step",
         (
@@ -283,12 +247,12 @@ ENTRIES = (
             "prompts * siblings >= 64",
             "the spread of reward_mean between neighbouring steps",
         ),
-        _rule("fewer than 32 rollouts per step", "prompts", "siblings", test=lambda s: s["prompts"] * s["siblings"] < 32),
+        rule("fewer than 32 rollouts per step", "prompts", "siblings", test=lambda s: s["prompts"] * s["siblings"] < 32),
         action=Action.NOTE,
         status=Status.PROVISIONAL,
         source="ours",
     ),
-    _entry(
+    advise(
         "C17",
         "too few items to conclude from",
         (
@@ -297,13 +261,13 @@ ENTRIES = (
             "held_out=500",
             "the interval that is printed beside the score",
         ),
-        _rule("fewer than 500 held-out items", "held_out", test=lambda s: s["held_out"] < 500),
+        rule("fewer than 500 held-out items", "held_out", test=lambda s: s["held_out"] < 500),
         kinds=("rl", "distill", "preference", "sft"),
         action=Action.NOTE,
         status=Status.LIVED,
         source="book, ch. 37 and 89: peaks on 36 samples that were gone at 500",
     ),
-    _entry(
+    advise(
         "C18",
         "many passes over the same demonstrations",
         (
@@ -312,12 +276,12 @@ ENTRIES = (
             "sft.epochs=1 to 3, or more rows",
             "held-out score after each epoch",
         ),
-        _rule("more than 4 epochs", "epochs", test=lambda s: s["epochs"] > 4),
+        rule("more than 4 epochs", "epochs", test=lambda s: s["epochs"] > 4),
         kinds=("sft",),
         status=Status.EXTERNAL,
         source="book, ch. 18",
     ),
-    _entry(
+    advise(
         "C19",
         "preference training almost without a reference",
         (
@@ -326,9 +290,10 @@ ENTRIES = (
             "dpo.beta=0.1",
             "chosen_reward and rejected_reward over the first 50 steps",
         ),
-        _rule("beta at 0.02 or less", "beta", test=lambda s: s["beta"] <= 0.02),
+        rule("beta at 0.02 or less", "beta", test=lambda s: s["beta"] <= 0.02),
         kinds=("preference",),
         status=Status.EXTERNAL,
         source="reports on likelihood displacement in DPO",
     ),
+    *launch_method.ENTRIES,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import REWARD_RISING
-from posttrain.doctor.combined import Early, Event, Ever, Not, OneOf
+from posttrain.doctor.combined import AllOf, Early, Event, Ever, Not, OneOf
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
 from posttrain.doctor.signals import Bound, Change, Gap, Level
@@ -11,7 +11,8 @@ from posttrain.doctor.trends import Steady
 
 SAMPLED: tuple[Kind, ...] = ("rl", "distill")
 MISMATCH = Level("mismatch_max", ">", Bound("mismatch", 1e-3), last=2, stat="every")
-TRAINED_MORE = Gap("tokens", "tokens_sampled", ">", 0.5)
+TRAINED_MORE = AllOf((Gap("tokens", "tokens_sampled", ">", 0.5), Level("tokens_sampled", ">", 0.0)))
+"""A step that trains nothing samples nothing that is trained, and its number of trained tokens is that of an earlier step."""
 
 ENTRIES = (
     Entry(

@@ -1,0 +1,343 @@
+"""A small world in which a policy is trained by reinforcement learning: what is recorded follows from its state by drawing.
+
+    state (skill, entropy, length, form, drift ...)  --draw groups-->  one metrics line  --signal-->  next state
+
+The state moves by laws, one list per trace: those of a healthy shape, then those of a fault, which change the dynamics from a step on. No law
+writes a metric: groups are drawn sibling by sibling, held-out scores item by item, so that shares are counts and carry their noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Row = dict[str, float]
+
+
+@dataclass(slots=True)
+class State:
+    """What a policy and its training are at a step. Laws change it; `observe` draws from it."""
+
+    steps: int
+    step: int = 0
+    prompts: int = 24
+    siblings: int = 8
+    tries: float = 1.0
+    """Dynamic sampling: at most this many times the prompts are drawn to fill a step with mixed groups."""
+    skill: float = -0.6
+    """Log-odds of success on a task of mean difficulty."""
+    rate: float = 0.02
+    """Gain of skill per step at full signal."""
+    ceiling: float = 2.0
+    spread: float = 1.3
+    """Standard deviation of difficulty among tasks, in log-odds."""
+    pool_spread: float | None = None
+    """The same among the training prompts, where those are other than the held-out ones."""
+    pool_shift: float = 0.0
+    """Log-odds by which the training prompts are easier, or learned by heart."""
+    certainty: float = 1.0
+    """Multiplies log-odds: a policy that always gives one answer per task is surely right or surely wrong."""
+    unlike: float = -0.1
+    """Log-odds by which held-out tasks are harder."""
+    entropy: float = 0.55
+    entropy_end: float = 0.28
+    sharpen: float = 0.012
+    entropy_noise: float = 0.025
+    length: float = 90.0
+    """Median sampled tokens."""
+    length_drift: float = 0.0
+    """Relative growth per step."""
+    length_sd: float = 0.35
+    cap: float = 640.0
+    length_limit: float = 1e9
+    unparseable: float = 0.03
+    control: float = 0.0
+    errors: float = 0.0
+    missing: float = 0.0
+    """Share of rollouts for which the reward function returns nothing."""
+    identical: float = 0.0
+    """Chance that the sampler gives a sibling the first one's text, whatever the policy's entropy."""
+    repetition: float = 0.02
+    kl: float = 0.0
+    kl_rate: float = 0.0012
+    leash: float = 0.015
+    """Share of the KL that the term pulls back per step."""
+    gradient: float = 0.9
+    lr: float = 1e-4
+    schedule: str = "cosine"
+    ratio_tail: float = 0.02
+    """Log of the largest ratio, about."""
+    clipped: float = 0.004
+    mismatch: float = 2e-6
+    lag: float = 0.0
+    frozen: bool = False
+    """Nothing that is updated changes what is sampled."""
+    overlong_drop: bool = False
+    trained_forced: bool = False
+    trained_padding: bool = False
+    forced: float = 0.0
+    """Tool tokens per sampled token."""
+    turns: float = 0.0
+    calls: float = 0.0
+    repeated_calls: float = 0.03
+    malformed_calls: float = 0.02
+    turn_capped: float = 0.02
+    constant: float | None = None
+    """Reward that the grader gives whatever it is shown."""
+    pays: dict[str, float] = field(default_factory=dict)
+    """Weights of reward channels besides correctness, by name."""
+    gated: bool = False
+    levels: dict[str, float] = field(default_factory=dict)
+    """Mean of each such channel, 0 to 1."""
+    wobble: dict[str, float] = field(default_factory=dict)
+    """Spread of each such channel between siblings."""
+    sample_s: float = 6.0
+    train_s: float = 4.0
+    checkpoint_s: float = 3.0
+    save_every: int = 25
+    rss: float = 3000.0
+    peak: float = 3600.0
+    gpu_util: float | None = None
+    cov_eligible: float | None = None
+    pulse_every: int = 10
+    pulse_items: int = 200
+    heldout_unparsed: float = 0.03
+    heldout_extra: float = 0.0
+    """Held-out tokens beyond those in training, in shares."""
+    heldout_cap: float = 1e9
+    heldout_loss: float = 0.0
+    """Log-odds lost on held-out tasks while training goes on as before."""
+    grader_lenient: float = 0.0
+    """Log-odds that training answers gain without being right for an independent judge."""
+    signal: float = 0.5
+    """Share of mixed groups of the last step."""
+    wander: float = 0.0
+    grad_factor: float = 1.0
+    starved: float = 0.0
+    nan: tuple[str, ...] = ()
+
+
+Law = Callable[[State, np.random.Generator], None]
+"""What happens between two steps."""
+
+
+def sigmoid(x: np.ndarray | float) -> np.ndarray:
+    """The logistic function, safe for large arguments."""
+    return 1.0 / (1.0 + np.exp(-np.clip(x, -40, 40)))
+
+
+def learn(s: State, r: np.random.Generator) -> None:
+    """One healthy update: skill follows signal, entropy shrinks towards where it ends, KL grows and is pulled back."""
+    progress = s.step / max(1, s.steps)
+    warm = min(1.0, (s.step + 1) / max(1.0, 0.05 * s.steps))
+    s.lr = 1e-4 * warm * (0.5 * (1 + np.cos(np.pi * progress)) if s.schedule == "cosine" else 1.0)
+    if s.frozen:
+        return
+    push = s.signal * s.lr / 1e-4
+    s.wander = 0.9 * s.wander + 0.04 * r.standard_normal()
+    s.skill += s.rate * push * max(0.0, 1 - s.skill / s.ceiling if s.skill > 0 else 1.0)
+    s.entropy += s.sharpen * (s.entropy_end - s.entropy) + s.entropy_noise * s.entropy * 0.3 * r.standard_normal()
+    s.entropy = max(s.entropy, 1e-3)
+    s.kl = max(0.0, s.kl + s.kl_rate * push * (1 + 0.3 * r.standard_normal()) - s.leash * s.kl)
+    s.length = float(np.clip(s.length * (1 + s.length_drift), 1.0, s.length_limit))
+
+
+def run_rows(state: State, laws: Sequence[Law], rng: np.random.Generator) -> list[Row]:
+    """The metrics lines of a run: at every step the laws, then what is observed."""
+    rows = []
+    for step in range(state.steps):
+        state.step = step
+        learn(state, rng)
+        for law in laws:
+            law(state, rng)
+        rows.append(observe(state, rng))
+    return rows
+
+
+def observe(s: State, r: np.random.Generator) -> Row:
+    """One line: groups are drawn until enough of them are mixed or the tries are spent."""
+    groups = [_group(s, r) for _ in range(s.prompts)]
+    most = int(s.prompts * s.tries)
+    while len(groups) < most and sum(g["mixed"] for g in groups) < s.prompts:
+        groups.append(_group(s, r))
+    row = _shares(s, groups)
+    s.signal = row["mixed"]
+    row |= _update(s, row, r) | _behaviour(s, row, r) | _clocks(s, row, r)
+    if s.step % s.pulse_every == 0:
+        row |= _pulse(s, r)
+    return row | {name: float("nan") for name in s.nan}
+
+
+def _group(s: State, r: np.random.Generator) -> dict[str, float | np.ndarray]:
+    """One group of siblings: what each did, what each was paid."""
+    n = s.siblings
+    lengths = np.maximum(1, s.length * np.exp(s.length_sd * r.standard_normal(n)))
+    coincide = np.exp(-s.entropy * s.length)  # two samples of so many tokens
+    same = r.random(n) < max(coincide, s.identical)
+    pool = s.spread if s.pool_spread is None else s.pool_spread
+    odds = s.certainty * (s.skill + s.wander + s.grader_lenient + s.pool_shift + pool * r.standard_normal())
+    broken = r.random(n) < s.unparseable
+    right = r.random(n) < sigmoid(odds)
+    for what in (lengths, broken, right):
+        what[same] = what[0]
+    cut = lengths > s.cap
+    control = r.random(n) < s.control
+    raised = r.random(n) < s.errors
+    failed = raised | (r.random(n) < s.missing)
+    correct = (right & ~cut & ~broken & ~control).astype(float)
+    parts = {name: np.clip(level + s.wobble.get(name, 0.0) * r.standard_normal(n), 0, 1) for name, level in s.levels.items()}
+    for values in parts.values():
+        values[same] = values[0]
+    extra = sum((s.pays[name] * parts[name] for name in s.pays), np.zeros(n))
+    reward = correct * (1 + extra) if s.gated else correct + extra
+    reward = np.where(cut | broken, 0.0 if not s.pays else reward, reward)
+    if s.constant is not None:
+        reward = np.full(n, s.constant)
+    scored = reward[~failed]
+    duplicates = same.copy()
+    duplicates[0] = False
+    mixed = len(scored) > 1 and scored.max() - scored.min() > 1e-9
+    return {
+        "mixed": float(mixed),
+        "lengths": np.minimum(lengths, s.cap),
+        "reward": scored,
+        "cut": cut,
+        "broken": (broken & ~cut) & ~failed,
+        "failed": failed,
+        "raised": raised,
+        "control": control,
+        "duplicates": duplicates,
+        "correct": correct[~failed],
+        "parts": {name: values[~failed] for name, values in parts.items()},
+    }
+
+
+def _kind(g: dict) -> str:
+    if g["mixed"]:
+        return "mixed"
+    if g["broken"].all():
+        return "unanimous_unparseable"
+    if len(g["reward"]) and g["reward"].min() >= 1.0:
+        return "all_right"
+    return "all_wrong" if len(g["reward"]) and g["reward"].max() <= 0.0 else "unanimous_partial"
+
+
+def _shares(s: State, groups: Sequence[dict]) -> Row:
+    kinds = [_kind(g) for g in groups]
+    names = ("mixed", "all_right", "all_wrong", "unanimous_partial", "unanimous_unparseable")
+    row = {name: kinds.count(name) / len(kinds) for name in names}
+    reward, lengths = np.concatenate([g["reward"] for g in groups]), np.concatenate([g["lengths"] for g in groups])
+    row |= {"zero_variance": 1 - row["mixed"], "reward_mean": float(reward.mean()) if len(reward) else 0.0}
+    row["reward_std"] = float(reward.std()) if len(reward) else 0.0
+    mixed = [g["reward"] for g in groups if g["mixed"]]
+    if mixed:
+        row["reward_mixed"] = float(np.concatenate(mixed).mean())
+    shares = {"truncated": "cut", "unparseable": "broken", "errors": "raised", "control": "control", "duplicates": "duplicates"}
+    row |= {name: float(np.concatenate([g[key] for g in groups]).mean()) for name, key in shares.items()}
+    row["parsed"] = max(0.0, 1 - row["truncated"] - row["unparseable"] - row["errors"])
+    row |= {"length": float(lengths.mean()), "length_p50": float(np.median(lengths)), "length_p95": float(np.percentile(lengths, 95))}
+    correct = np.concatenate([g["correct"] for g in groups])
+    if correct.any():
+        row["tokens_per_correct"] = float(lengths.sum() / correct.sum())
+    if s.pays and len(reward):
+        row |= _channels(s, groups, reward, correct)
+    kept = [g for g in groups if g["mixed"]][: s.prompts] if s.tries > 1 else list(groups)
+    usable = [int(np.sum(~g["failed"] & ~(g["cut"] & s.overlong_drop))) for g in groups]
+    row |= {"groups_generated": len(groups), "groups_kept": len(kept), "tries_per_kept": len(groups) / max(1, len(kept))}
+    row |= {"rollouts_generated": len(lengths), "rollouts_kept": len(kept) * s.siblings}
+    row |= {"survivors_median": float(np.median(usable)), "survivors_min": float(min(usable)), "dropped": 1 - sum(usable) / len(lengths)}
+    row["left_unscored"] = int(sum(g["failed"].sum() for g in kept))
+    sampled = float(sum(g["lengths"].sum() for g in kept))
+    extra = s.forced * sampled if s.trained_forced else 0.02 * sampled if s.trained_padding else 0.0
+    return row | {"tokens_sampled": sampled, "tokens_forced": s.forced * sampled, "tokens": sampled + extra}
+
+
+def _channels(s: State, groups: Sequence[dict], reward: np.ndarray, correct: np.ndarray) -> Row:
+    parts = {"correct": correct}
+    parts |= {name: weight * np.concatenate([g["parts"][name] for g in groups]) for name, weight in s.pays.items()}
+    total = float(reward.var())
+    row = {"reward_primary": float(correct.mean())}
+    for name, values in parts.items():
+        scale = 1.0 if name == "correct" else s.pays[name]
+        row |= {f"channel_{name}_mean": float(values.mean()) / scale, f"channel_{name}_std": float(values.std()) / scale}
+        if total > 0:
+            row[f"channel_{name}_share"] = float(np.mean((values - values.mean()) * (reward - reward.mean()))) / total
+    return row
+
+
+def _update(s: State, row: Row, r: np.random.Generator) -> Row:
+    kept, live = row["groups_kept"], row["mixed"]
+    grad = s.grad_factor * s.gradient * np.sqrt(live) * np.exp(0.15 * r.standard_normal())
+    moved = s.step > 0
+    ratio = float(np.exp(s.ratio_tail * np.exp(0.3 * r.standard_normal())))
+    mismatch = s.mismatch * np.exp(0.2 * r.standard_normal())
+    found = {
+        "loss": 0.0 if live == 0 else float(0.01 * r.standard_normal() * np.sqrt(live)),
+        "grad_norm": float(grad) if kept else 0.0,
+        "entropy": float(s.entropy * np.exp(s.entropy_noise * r.standard_normal())),
+        "kl": float(s.kl * np.exp(0.08 * r.standard_normal())) if moved else 0.0,
+        "lr": float(s.lr),
+        "ratio_max": ratio,
+        "ratio_mean": 1.0,
+        "clip_fraction": float(min(1.0, s.clipped * np.exp(0.4 * r.standard_normal()))) if s.clipped else 0.0,
+        "mismatch_mean": float(mismatch / 12),
+        "mismatch_max": float(mismatch),
+        "ess_mismatch": float(1 / (1 + (mismatch / 6) ** 2)),
+        "ess_staleness": float(1 / (1 + s.lag / 12)),
+        "version_lag": s.lag,
+        "repetition": float(min(1.0, max(0.0, s.repetition * np.exp(0.15 * r.standard_normal())))),
+        "advantage_abs": float(0.85 * live),
+        "fate_mismatched": float(min(1.0, s.starved * np.exp(0.1 * r.standard_normal()))),
+        "fate_rejected": 0.0,
+        "optimizer_step": s.step + 1,
+    }
+    return found | ({} if s.cov_eligible is None else {"cov_eligible": float(r.poisson(s.cov_eligible))})
+
+
+def _behaviour(s: State, row: Row, r: np.random.Generator) -> Row:
+    if not s.turns:
+        return {}
+    n = row["rollouts_generated"]
+
+    def share(p: float) -> float:
+        return float(r.binomial(int(n), min(1.0, max(0.0, p))) / n)
+
+    return {
+        "turns": float(1 + r.poisson(max(0.0, s.turns - 1) * n) / n),
+        "calls": float(r.poisson(s.calls * n) / n),
+        "repeated_calls": share(s.repeated_calls),
+        "malformed_calls": share(s.malformed_calls),
+        "turn_capped": share(s.turn_capped),
+    }
+
+
+def _clocks(s: State, row: Row, r: np.random.Generator) -> Row:
+    """Times follow the tokens that were drawn and trained; what a fault adds multiplies them."""
+    work = row["rollouts_generated"] * row["length"] / (s.prompts * s.siblings * 90.0)
+    noise = np.exp(0.06 * r.standard_normal(2))
+    found = {"seconds.sample": s.sample_s * work * noise[0], "seconds.train": s.train_s * max(0.1, row["tokens"] / 17000) * noise[1]}
+    found |= {"seconds.rss_mib": s.rss + 8 * abs(r.standard_normal()), "seconds.peak_mib": s.peak}
+    if s.step % s.save_every == s.save_every - 1:
+        found["seconds.checkpoint"] = s.checkpoint_s * noise[0]
+    if s.gpu_util is not None:
+        found["gpu_util"] = float(np.clip(s.gpu_util * noise[1], 0, 1))
+    return {name: float(value) for name, value in found.items()}
+
+
+def _pulse(s: State, r: np.random.Generator) -> Row:
+    """Fixed held-out items, one sample each."""
+    n = s.pulse_items
+    lengths = s.length * (1 + s.heldout_extra) * np.exp(s.length_sd * r.standard_normal(n))
+    cut = lengths > min(s.cap, s.heldout_cap)
+    broken = r.random(n) < max(s.heldout_unparsed, s.unparseable)
+    odds = s.certainty * (s.skill + s.unlike - s.heldout_loss + s.spread * r.standard_normal(n))
+    right = (r.random(n) < sigmoid(odds)) & ~cut & ~broken
+    return {
+        "heldout_n": float(n),
+        "heldout_mean": float(right.mean()),
+        "heldout_truncated": float(cut.mean()),
+        "heldout_parse_rate": float(1 - (cut | broken).mean()),
+        "heldout_length": float(np.minimum(lengths, s.cap).mean()),
+    }
