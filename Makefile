@@ -1,7 +1,8 @@
 # make ladder     train and evaluate the ladder (OUT, SEED, PRESET)       make test       the quick suite
 # make venv       only install                                           make test-all   everything that needs no accelerator
 # make certify    six laws on every objective                            make mutants    known bugs, planted one at a time
-# make bench      speed and memory against peers (ONLY=grpo, ARGS=--quick) make test-vllm  the sampler contract on a real vLLM (CPU)
+# make bench      speed and memory against peers (ONLY=grpo, ARGS=--quick) make catalog-matrix  faults injected against faults named
+# make test-ray   workers on a real Ray                                   make test-vllm  the sampler contract on a real vLLM (CPU)
 #
 # PIP_ARGS is passed to pip, e.g. to take torch from an index of CPU builds.
 
@@ -22,7 +23,7 @@ VLLM_INSTALL = $(VLLM_VENV)/bin/python -m pip install $(PIP_ARGS) -c tests/with_
 INSTALL = $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt
 TEST_ENV = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: venv dev venv-vllm ladder test test-vllm test-ray test-all mutants certify bench lint types smollm2 clean
+.PHONY: venv dev venv-vllm ladder test test-vllm test-ray test-all mutants catalog-matrix certify bench lint types smollm2 clean
 
 venv: $(VENV)/.installed
 
@@ -49,6 +50,10 @@ test-ray: $(RAY_VENV)/.installed
 
 mutants: $(VENV)/.installed-dev
 	$(TEST_ENV) $(BIN)/python tests/mutants/kill_table.py --jobs $(JOBS)
+
+# Every fault of tests/matrix on three seeds; writes build/catalog-matrix.json. ARGS="--quick" or ARGS="--only F1 S2".
+catalog-matrix: $(VENV)/.installed-dev
+	$(TEST_ENV) $(BIN)/python tests/matrix/catalog_matrix.py $(ARGS)
 
 certify: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/posttrain certify

@@ -24,7 +24,6 @@ from posttrain.loops.sft import SFT, sft
 from posttrain.models.tiny import TinyModel, build_tiny
 from posttrain.models.tokenizer import build_tokenizer
 from posttrain.render.renderer import ChatRenderer
-from posttrain.render.tool_calls import ToolCall, write
 from posttrain.rollout.samples import supervised_sample
 from posttrain.runs.console import Console
 from posttrain.runs.interrupt import StopSignal
@@ -33,10 +32,9 @@ from posttrain.runs.run import Run
 ANSWERS = {"a": "w", "b": "x", "c": "y", "d": "z"}
 LETTERS = "mnop"
 """What ramblers write."""
-LOOK = write(ToolCall("look", {}))
-ASK = write(ToolCall("ask", {}))
-BAD = '<tool_call>{"name": look}</tool_call>'
-CORPUS = [LOOK, ASK, BAD] * 40
+LOOK = '<tool_call>{"name":"a"}</tool_call>'
+BAD = '<tool_call>{"name":a}</tool_call>'
+CORPUS = [LOOK, BAD] * 40
 Chat = tuple[Message, ...]
 
 
@@ -96,6 +94,7 @@ TALK: dict[str, Callable[[Random, str], Sequence[str]]] = {
     "knower": lambda rng, p: [_guess(rng, p, 1.0)],
     "student": lambda rng, p: [_guess(rng, p, 0.8)],
     "alphabet": lambda rng, p: [rng.choice("abcdefghijklmnopqrstuvwxyz")],
+    "half": lambda rng, p: [ANSWERS[p[0]] if p[0] in "ab" else rng.choice("wxyzfghijk")],
     "former": lambda rng, p: [("#" if rng.random() < 0.5 else "") + rng.choice("wxyz")],
     "rambler": lambda rng, p: [_ramble(rng, 9, 40)],
     "talker": lambda rng, p: [_ramble(rng, 45, 88)],
@@ -105,6 +104,7 @@ TALK: dict[str, Callable[[Random, str], Sequence[str]]] = {
     "silent": lambda rng, p: [_guess(rng, p, 0.35)],
 }
 """How each base talks: its turns after a prompt."""
+EPISODES = ("caller", "spammer", "fumbler")
 
 
 def quiet(run: object = None, seed: int = 0) -> Session:
@@ -135,7 +135,7 @@ def base(kind: str) -> nn.Module:
         rows = [leak(row) if i % 5 == 0 else row for i, row in enumerate(samples_of("guesser", 384, 1))]
     else:
         rows = samples_of(kind, 384, 1)
-    return _taught(base("knower"), rows, epochs=4, batch_size=32)
+    return _taught(base("knower"), rows, epochs=12 if kind in EPISODES else 6, batch_size=32)
 
 
 def _taught(model: nn.Module, rows: Sequence[Sample], epochs: int, batch_size: int) -> nn.Module:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from tests.matrix.live_bases import ANSWERS, draw, prompt_of, speech, task_of
 from torch import nn
 
 from posttrain.core.seeds import python_rng
@@ -17,7 +18,6 @@ from posttrain.engine.types import Sampler
 from posttrain.render.tool_calls import BadCall, parse
 from posttrain.rewards.graders import FunctionGrader
 from posttrain.rewards.types import Grader
-from tests.matrix.live_bases import ANSWERS, draw, prompt_of, speech, task_of
 
 
 def right(task: Task, text: str) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.matrix.live_bases import base, draw, held_out, quiet, speech
 from torch import nn
 
 from posttrain.core.errors import Halted
@@ -36,7 +37,6 @@ from posttrain.rewards.types import Grader
 from posttrain.rollout.asynchronous.settings import Async
 from posttrain.rollout.samples import Pair
 from posttrain.runs.run import Run
-from tests.matrix.live_bases import base, draw, held_out, quiet, speech
 
 MODEL = "toy"
 PULSED = 48

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,21 @@ def after(onset: int, law: Law) -> Law:
 
 def state(r: np.random.Generator, steps: int, **given: Any) -> State:
     """A policy like others, never quite the same: what is not given varies from seed to seed."""
-    s = State(steps, **given)
+    s = State(steps, **copy.deepcopy(given))
 
     def near(name: str, factor: float) -> None:
         if name not in given:
             setattr(s, name, getattr(s, name) * float(np.exp(factor * r.standard_normal())))
 
-    for name, factor in {"entropy": 0.15, "length": 0.2, "gradient": 0.3, "kl_rate": 0.3, "sample_s": 0.3, "train_s": 0.3, "rss": 0.1}.items():
+    for name, factor in {
+        "entropy": 0.15,
+        "length": 0.2,
+        "gradient": 0.3,
+        "kl_rate": 0.3,
+        "sample_s": 0.3,
+        "train_s": 0.3,
+        "rss": 0.1,
+    }.items():
         near(name, factor)
     if "skill" not in given:
         s.skill += 0.2 * r.standard_normal()
@@ -81,4 +90,3 @@ def healthy(name: str, r: np.random.Generator) -> tuple[State, tuple[Law, ...]]:
     given, laws = SHAPES[name]
     steps = int(STEPS.get(name, 200) * r.choice(EXTREMES))
     return state(r, steps, pulse_items=int(r.choice([64, 64, 200])), pulse_every=int(r.choice([5, 10])), **given), laws
-

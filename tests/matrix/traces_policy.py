@@ -55,19 +55,24 @@ def collapse(onset: int, steps: float = 30.0, stubs: float | None = 4.0) -> tupl
     """The policy sharpens to one mode: entropy to 0.03; answers become stubs that are right for hardly any task, or stay whole."""
     laws = [towards("entropy", 0.03, steps, onset), towards("certainty", 14.0, steps, onset), stops_learning(onset)]
     laws.append(after(onset, lambda s, r: setattr(s, "kl", s.kl + 0.012 * (1 + r.random()))))
-    if stubs is not None:
-        laws += [towards("length", stubs, steps, onset), towards("length_sd", 0.05, steps, onset), by("skill", -0.08, onset, onset + 60)]
+    if stubs is None:
+        laws.append(towards("identical", 0.97, steps, onset))
+    else:
+        late = onset + int(steps)  # the reward follows when the entropy has gone
+        laws += [towards("length", stubs, steps, onset + int(steps) // 2), towards("length_sd", 0.05, steps, onset + int(steps) // 2)]
+        laws.append(by("skill", -0.12, late, late + 50))
     return tuple(laws)
 
 
-def starve(onset: int, share: float = 0.4) -> tuple[Law, ...]:
+def starve(onset: int, share: float = 0.4, wide: float = 45.0) -> tuple[Law, ...]:
     """The training prompts leave the band at both ends: easy ones are always right, impossible ones never. Entropy stays alive."""
 
     def law(s: State, r: np.random.Generator) -> None:
         spread = s.spread if s.pool_spread is None else s.pool_spread
-        s.pool_spread = spread + (45.0 - spread) * (1 - np.exp(-3.0 / 40))
+        s.pool_spread = spread + (wide - spread) * (1 - np.exp(-3.0 / 40))
         s.pool_shift = -s.pool_spread * 2.5 * (0.5 - share)
         s.entropy_end = s.entropy
+        s.unparseable = min(s.unparseable, 0.003)  # what is always right is in the right form
 
     return (after(onset, law), stops_learning(onset))
 
@@ -85,7 +90,7 @@ def repeats(onset: int, s_per: float = 60.0) -> tuple[Law, ...]:
 
 def hacked(onset: int, loss: float = 0.4, over: float = 150.0) -> tuple[Law, ...]:
     """A proxy is easier than the goal: training reward holds or climbs, an independent score goes down for good."""
-    return (by("heldout_loss", loss / over, onset, onset + int(over)), by("grader_lenient", 0.3 / over, onset))
+    return (stops_learning(onset), by("heldout_loss", loss / over, onset, onset + int(over)), by("grader_lenient", 0.3 / over, onset))
 
 
 def explodes(onset: int) -> tuple[Law, ...]:
@@ -153,4 +158,4 @@ def spikes(onset: int, lead: int = 15) -> tuple[Law, ...]:
 
 def farms(name: str, onset: int = 10, steps: float = 80.0) -> tuple[Law, ...]:
     """A channel that can be had without being right is taken up; what is right stays where it was."""
-    return (channel(name, 0.95, steps, onset), stops_learning())
+    return (channel(name, 0.99, steps, onset), stops_learning())

@@ -50,13 +50,13 @@ class State:
     length_drift: float = 0.0
     """Relative growth per step."""
     length_sd: float = 0.35
+    pool_length: float = 1.0
+    """Training answers are this many times as long as held-out ones."""
     cap: float = 640.0
     length_limit: float = 1e9
     unparseable: float = 0.03
     control: float = 0.0
     errors: float = 0.0
-    missing: float = 0.0
-    """Share of rollouts for which the reward function returns nothing."""
     identical: float = 0.0
     """Chance that the sampler gives a sibling the first one's text, whatever the policy's entropy."""
     repetition: float = 0.02
@@ -99,6 +99,8 @@ class State:
     save_every: int = 25
     rss: float = 3000.0
     peak: float = 3600.0
+    highest: float = 0.0
+    """Most memory taken so far: it follows the longest step."""
     gpu_util: float | None = None
     cov_eligible: float | None = None
     pulse_every: int = 10
@@ -173,7 +175,7 @@ def observe(s: State, r: np.random.Generator) -> Row:
 def _group(s: State, r: np.random.Generator) -> dict[str, float | np.ndarray]:
     """One group of siblings: what each did, what each was paid."""
     n = s.siblings
-    lengths = np.maximum(1, s.length * np.exp(s.length_sd * r.standard_normal(n)))
+    lengths = np.maximum(1, s.length * s.pool_length * np.exp(s.length_sd * r.standard_normal(n)))
     coincide = np.exp(-s.entropy * s.length)  # two samples of so many tokens
     same = r.random(n) < max(coincide, s.identical)
     pool = s.spread if s.pool_spread is None else s.pool_spread
@@ -184,10 +186,10 @@ def _group(s: State, r: np.random.Generator) -> dict[str, float | np.ndarray]:
         what[same] = what[0]
     cut = lengths > s.cap
     control = r.random(n) < s.control
-    raised = r.random(n) < s.errors
-    failed = raised | (r.random(n) < s.missing)
+    failed = r.random(n) < s.errors
     correct = (right & ~cut & ~broken & ~control).astype(float)
-    parts = {name: np.clip(level + s.wobble.get(name, 0.0) * r.standard_normal(n), 0, 1) for name, level in s.levels.items()}
+    spreads = {name: s.wobble.get(name, 0.0) * 2 * np.sqrt(level * (1 - level)) for name, level in s.levels.items()}
+    parts = {name: np.clip(level + spreads[name] * r.standard_normal(n), 0, 1) for name, level in s.levels.items()}
     for values in parts.values():
         values[same] = values[0]
     extra = sum((s.pays[name] * parts[name] for name in s.pays), np.zeros(n))
@@ -206,7 +208,6 @@ def _group(s: State, r: np.random.Generator) -> dict[str, float | np.ndarray]:
         "cut": cut,
         "broken": (broken & ~cut) & ~failed,
         "failed": failed,
-        "raised": raised,
         "control": control,
         "duplicates": duplicates,
         "correct": correct[~failed],
@@ -234,7 +235,7 @@ def _shares(s: State, groups: Sequence[dict]) -> Row:
     mixed = [g["reward"] for g in groups if g["mixed"]]
     if mixed:
         row["reward_mixed"] = float(np.concatenate(mixed).mean())
-    shares = {"truncated": "cut", "unparseable": "broken", "errors": "raised", "control": "control", "duplicates": "duplicates"}
+    shares = {"truncated": "cut", "unparseable": "broken", "errors": "failed", "control": "control", "duplicates": "duplicates"}
     row |= {name: float(np.concatenate([g[key] for g in groups]).mean()) for name, key in shares.items()}
     row["parsed"] = max(0.0, 1 - row["truncated"] - row["unparseable"] - row["errors"])
     row |= {"length": float(lengths.mean()), "length_p50": float(np.median(lengths)), "length_p95": float(np.percentile(lengths, 95))}
@@ -318,7 +319,8 @@ def _clocks(s: State, row: Row, r: np.random.Generator) -> Row:
     work = row["rollouts_generated"] * row["length"] / (s.prompts * s.siblings * 90.0)
     noise = np.exp(0.06 * r.standard_normal(2))
     found = {"seconds.sample": s.sample_s * work * noise[0], "seconds.train": s.train_s * max(0.1, row["tokens"] / 17000) * noise[1]}
-    found |= {"seconds.rss_mib": s.rss + 8 * abs(r.standard_normal()), "seconds.peak_mib": s.peak}
+    s.highest = max(s.highest, s.peak * (0.75 + 0.25 * work))
+    found |= {"seconds.rss_mib": s.rss + 8 * abs(r.standard_normal()), "seconds.peak_mib": s.highest}
     if s.step % s.save_every == s.save_every - 1:
         found["seconds.checkpoint"] = s.checkpoint_s * noise[0]
     if s.gpu_util is not None:

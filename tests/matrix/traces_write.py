@@ -24,7 +24,13 @@ from tests.matrix.traces_world import Row
 Kind = Literal["rl", "sft", "dpo", "distill"]
 GIVEN: Mapping[Kind, Mapping[str, Any]] = {
     "rl": {"model": "smollm2", "task": "arithmetic", "held_out": 500, "rl": {"optim": {"schedule": "cosine"}}},
-    "distill": {"model": "smollm2", "task": "arithmetic", "teacher": "other", "objective": {"kind": "opd"}},
+    "distill": {
+        "model": "smollm2",
+        "task": "arithmetic",
+        "teacher": "other",
+        "held_out": 500,
+        "objective": {"advantage": {"kind": "teacher"}},
+    },
     "sft": {"model": "smollm2", "data": "rows.jsonl", "held_out": 500},
     "dpo": {"model": "smollm2", "data": "pairs.jsonl", "held_out": 500},
 }

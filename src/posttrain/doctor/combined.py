@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from posttrain.doctor.frame import Frame
 from posttrain.doctor.signals import OPS, Signal
+
+_FAR = re.compile(r"over (\d+) ")
+"""How far back a sign looks, in its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,11 @@ class Setting:
         return f"{self.name} = {self._held(frame).get(self.name)!r}"
 
     def words(self) -> str:
-        return f"{self.name} {self.op} {self.value!r}"
+        if self.op == "in":
+            return f"{self.name} is one of {', '.join(map(str, self.value))}"
+        if self.op == "==" and isinstance(self.value, bool):
+            return self.name if self.value else f"not {self.name}"
+        return f"{self.name} {'=' if self.op == '==' else self.op} {self.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class Event:
         return f"{self.name} was not recorded" if at is None else f"{self.name} recorded at step {frame.steps[at] if frame.steps else 0}"
 
     def words(self) -> str:
-        return f"'{self.name}' was recorded"
+        return f"{self.name} was recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,7 @@ class OneOf:
         return "; ".join(sign.said(frame, row) for sign in (holding or [s for s in self.signs if s.since(frame) <= row] or self.signs))
 
     def words(self) -> str:
-        return " or ".join(_bracketed(sign) for sign in self.signs)
+        return " or ".join(_spans(_bracketed(sign) for sign in self.signs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,5 +285,19 @@ class AllOf:
 
 
 def _bracketed(sign: Signal) -> str:
-    """The words of a sign that is a part of another; in brackets when it has parts itself."""
-    return f"({sign.words()})" if isinstance(sign, OneOf | AllOf) else sign.words()
+    """The words of a sign that is a part of another; in brackets when it has several parts itself."""
+    said = sign.words()
+    parts = list(_spans(part.words() for part in sign.signs)) if isinstance(sign, OneOf | AllOf) else []
+    return f"({said})" if len(parts) > 1 else said
+
+
+def _spans(said: Iterable[str]) -> list[str]:
+    """Parts that differ only in how far they look back, as one.
+
+    Example: _spans(["a over 3 values", "a over 6 values"])  # ["a over 3 or 6 values"]
+    """
+    found: dict[str, list[str]] = {}
+    for words in said:
+        far = _FAR.findall(words)
+        found.setdefault(_FAR.sub("over # ", words, count=1), []).append(far[0] if far else "")
+    return [words.replace("over # ", f"over {' or '.join(far)} ", 1) for words, far in found.items()]

@@ -217,14 +217,21 @@ def _around(evidence: Evidence, stage: str, by_label: Mapping[str, Mapping[str, 
 
 
 def _newest(suites: Mapping[str, Record], main: str | None) -> dict[str, float | None]:
-    """What was measured after the stage, over all suites: the worst rate of each kind, the fewest items, the score on the main suite."""
+    """What was measured after the stage: the worst rate of each kind and the fewest items over the suites of the main one's kind of items, and
+    the score on the main suite. Items of another split, such as harder ones, are not what training was for."""
     found: dict[str, float | None] = {}
+    wanted = _split(suites.get(main or "", {}))
+    suites = {name: record for name, record in suites.items() if _split(record) == wanted}
     for name, choose in (("parse_rate", min), ("truncation_rate", max), ("error_rate", max)):
         known = [value for record in suites.values() if (value := number(mapping(record.get("summary")).get(name))) is not None]
         found[f"eval.{name}"] = choose(known, default=None)
     items = [value for record in suites.values() if (value := number(mapping(record.get("conditions")).get("n_items"))) is not None]
     score = mapping(suites.get(main or "", {}).get("summary")).get("pass_at_1")
     return {**found, "eval.n": min(items, default=None), "eval.pass_at_1": number(score)}
+
+
+def _split(record: Record) -> str:
+    return str(mapping(record.get("conditions")).get("split"))
 
 
 def _neighbours(evidence: Evidence, stage: str, labels: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -68,7 +68,7 @@ def _opening(rows: Sequence[Entry]) -> str:
     counts = {letter: sum(entry.id.startswith(letter) for entry in rows) for letter in PREFIXES}
     letters = _table(("Ids", "Entries", "Where they come from"), [(f"{k}...", n, PREFIXES[k]) for k, n in counts.items() if n])
     found = {name: sum(entry.found_by == name for entry in rows if not entry.same_as) for name in FOUND}
-    finders = _table(("Found by", "Entries", "What that is"), [(name, n, FOUND[name]) for name, n in found.items() if n])
+    finders = _table(("Found by", "Entries", "What that is"), [(name, found[name], words) for name, words in FOUND.items() if found[name]])
     statuses = "; ".join(f"*{status.value}*: {words}" for status, words in STATUS.items())
     return "\n\n".join(
         [
@@ -133,7 +133,11 @@ def _sentence(text: str) -> str:
     return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
 
-_CODE = re.compile(r"(?<![\w`./\[])(?!e\.g\b|i\.e\b)([a-z]+(?:[._][A-Za-z0-9_]+)+(?:=[\w.+-]*\w)?|[^\s*]+\*[^\s*]+)(?![\w`*])")
+_CODE = re.compile(
+    r"(?<![\w`./\[])(?!e\.g\b|i\.e\b)"
+    r"([a-z]+(?:[._][A-Za-z0-9_]+)+(?:=(?:[\w.+-]*\d|[\w.+-]*\w\w))?"  # optim.lr=1e-4, heldout_mean
+    r"|[^\s*]+\*(?:[\w./]*\w)?)(?![\w`*])"  # rollouts/*.jsonl, left_*
+)
 
 
 def _words(text: str) -> str:

@@ -83,7 +83,7 @@ def rl(
             with watch("train"):
                 seed = derive(session.seed, name, step)
                 metrics, left = learn(actors, filled.kept, replace(plan, objective=now, train_policy=step >= waits, seed=seed))
-            figures = {**source.settle(filled, left, now), **survival(filled, now, version), **held_out}
+            figures = {**source.settle(filled, left, now), **survival(filled, now, version, settings.epochs), **held_out}
             report(stage, step, filled, metrics, left, watch, settings, figures)
             measured = {key: metrics[key].read() for key in ("entropy", "kl") if key in metrics}
             stage.state["steered"] = advance(objective, stage.state.get("steered", {}), measured.get("entropy"), measured.get("kl"))

@@ -53,13 +53,13 @@ def report(
     stage.state["silent"] = 0 if filled.kept else stage.state.get("silent", 0) + 1
 
 
-def survival(filled: Filled, objective: Objective, version: int) -> dict[str, float]:
+def survival(filled: Filled, objective: Objective, version: int, epochs: int = 1) -> dict[str, float]:
     """What masking left of the generated groups, and how old their rollouts were when the update began at `version`.
 
     survivors_median, survivors_min: rollouts of a group that can be trained: they were scored, and no over-long rule drops them.  dropped:
     share of the generated rollouts that such a rule or a grader's failure removes.  tokens_sampled, tokens_forced: of the kept groups, what
-    the policy drew, and what tools or the harness wrote between.  version_lag: mean age in updates, of the kept groups. Nothing is said of
-    the kept groups where there are none.
+    the policy drew, once per pass over them, and what tools or the harness wrote between.  version_lag: mean age in updates, of the kept
+    groups. Where none was kept, nothing is said of them.
     """
     cuts = isinstance(objective.overlong, Drop)
     left = [sum(_usable(rollout, cuts) for rollout in group.rollouts) for group in filled.generated]
@@ -68,7 +68,7 @@ def survival(filled: Filled, objective: Objective, version: int) -> dict[str, fl
     found = {"survivors_median": float(median(left)), "survivors_min": float(min(left)), "dropped": 1.0 - sum(left) / total}
     if kept:
         sampled = sum(trajectory.completion.trained for trajectory in kept)
-        found["tokens_sampled"] = float(sampled)
+        found["tokens_sampled"] = float(sampled * epochs)
         found["tokens_forced"] = float(sum(len(trajectory.ids) for trajectory in kept) - sampled)
         found["version_lag"] = version - sum(trajectory.version for trajectory in kept) / len(kept)
     return found

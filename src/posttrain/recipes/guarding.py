@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from posttrain.checks.calibration import Family
 from posttrain.core.config import Config
@@ -13,6 +14,9 @@ from posttrain.doctor.alarms import Watch
 from posttrain.doctor.catalog import CATALOG
 from posttrain.doctor.entries import Action
 from posttrain.doctor.lint import lint
+from posttrain.doctor.postmortem import postmortem_of
+from posttrain.doctor.postmortem_file import FILE, postmortem_text, write_postmortem
+from posttrain.doctor.reading import read_evidence
 from posttrain.doctor.settings import settings_of
 from posttrain.envs.types import EnvOf, TaskSource
 from posttrain.evals.pulse import Pulse
@@ -38,6 +42,15 @@ def advice_of(settings: Config, guard: Guard) -> list[str]:
         return []
     found = lint(settings.model_dump(mode="json"), CATALOG.values())
     return [f"{advice.stage}: {advice.sentence}" for advice in found if advice.action is not Action.NOTE]
+
+
+def leave_postmortem(run: Path) -> Path | None:
+    """After an alarm has stopped the run: postmortem.md, filled from its records. None after a pause, or where somebody has written one."""
+    evidence = read_evidence(run)
+    last = evidence.alarms[-1].get("evidence") if evidence.alarms else None
+    if not isinstance(last, Mapping) or last.get("action") != Action.STOP or (run / FILE).exists():
+        return None
+    return write_postmortem(run, postmortem_text(postmortem_of(evidence, CATALOG)))
 
 
 def bounds_of(calibration: str | None) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.core.config import Config
-from posttrain.core.errors import ConfigError, Interrupted, PosttrainError
+from posttrain.core.errors import ConfigError, Halted, Interrupted, PosttrainError
 from posttrain.core.files import atomic_dir, read_json
 from posttrain.core.storage import EXPECTED_MOUNT, Room, bytes_below, check_place
 from posttrain.engine.export import adapter_bytes, export_bytes, training_bytes
@@ -29,7 +29,7 @@ from posttrain.evals.suite import Suite
 from posttrain.loops.session import Session
 from posttrain.models.loading import load, save, stored
 from posttrain.models.lora import LoRA, merged
-from posttrain.recipes.guarding import advice_of, watch_of
+from posttrain.recipes.guarding import advice_of, leave_postmortem, watch_of
 from posttrain.render.audit import audit
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rollout.episodes import play
@@ -103,7 +103,9 @@ def execute(
     run.close()
     try:
         return launch(_in_session, choose(processes).processes, body, settings, str(out), command, run.notes)
-    except PosttrainError:
+    except PosttrainError as error:
+        if isinstance(error, Halted):
+            leave_postmortem(out)
         if not resume:
             _discard_unused(out)
         raise

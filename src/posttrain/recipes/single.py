@@ -45,7 +45,7 @@ from posttrain.recipes.chat import model_of
 from posttrain.recipes.contract import check_acceleration, proven_path
 from posttrain.recipes.gates import keep_verdict, launch_gate, register_thresholds
 from posttrain.recipes.guarding import pulse_of, spare
-from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, execute, measure, rung
+from posttrain.recipes.pipeline import SUMMARY, chat_renderer, check_space, execute, measure, note_weights, rung
 from posttrain.render.renderer import ChatRenderer
 from posttrain.rewards.graders import FunctionGrader, MathGrader
 from posttrain.rewards.proof import prove
@@ -329,6 +329,8 @@ def _rl(
     session: Session, settings: RLRun, model: nn.Module, _tok: PreTrainedTokenizerFast, renderer: ChatRenderer, practice: Practice
 ) -> Prepared:
     teacher = load(settings.teacher)[0] if settings.teacher else None
+    if teacher is not None:
+        note_weights(session, {"teacher": teacher})
     turns = settings.turns if practice.env_of else 1
     faster = proven_path(settings.acceleration, settings.model, renderer) if settings.acceleration else None
     pulse = pulse_of(settings.guard, practice.spare, practice.grader, settings.sampling, practice.env_of, turns)

@@ -9,9 +9,10 @@ from posttrain.core.errors import PosttrainError
 from posttrain.core.sampling import Sampling
 from posttrain.envs.arithmetic import Arithmetic
 from posttrain.loops.guard import Guard
-from posttrain.recipes.guarding import LEAST, advice_of, bounds_of, pulse_of, spare, watch_of
+from posttrain.recipes.guarding import LEAST, advice_of, bounds_of, leave_postmortem, pulse_of, spare, watch_of
 from posttrain.recipes.ladder import Ladder
 from posttrain.recipes.presets import PRESETS
+from posttrain.runs.run import Run
 
 
 def test_bounds_come_from_the_family_and_only_those_it_knows(tmp_path):
@@ -55,3 +56,15 @@ def test_a_preset_that_breaks_a_rule_is_told_before_it_starts():
 def test_a_run_is_watched_unless_told_otherwise():
     assert watch_of(Ladder(), Guard()) is not None
     assert watch_of(Ladder(), Guard(alarms="off")) is None
+
+
+@pytest.mark.parametrize(("action", "left"), [("stop", True), ("pause", False)])
+def test_a_stopped_run_leaves_a_postmortem(tmp_path, action, left):
+    run = Run.create(tmp_path / "run", config=Ladder(), command=["posttrain"], seeds={"seed": 0}, stages=["grpo"])
+    for step in range(15):
+        run.metric("grpo", step, {"reward_mean": 0.5, "reward_std": 0.5, "entropy": 0.3, "ratio_max": 1.0})
+    run.alarm("grpo", 14, "F5", "ratio explosion", {"action": action})
+    run.close()
+    found = leave_postmortem(run.path)
+    assert (found is not None and found.is_file()) is left
+    assert leave_postmortem(run.path) is None  # what is there stays

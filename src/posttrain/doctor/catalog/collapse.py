@@ -6,6 +6,7 @@ from posttrain.doctor.catalog.shared import (
     CUT,
     ENTROPY_ALIVE,
     ENTROPY_LOW,
+    ENTROPY_PLUNGES,
     ENTROPY_WAS_ALIVE,
     FLOOR,
     HELDOUT_FALLING,
@@ -14,6 +15,7 @@ from posttrain.doctor.catalog.shared import (
     REWARD_FALLING,
     REWARD_HIGH,
     REWARD_RISING,
+    SAME_TEXT,
     SPREAD_ALIVE,
     SPREAD_DEAD,
     UNANIMOUS,
@@ -23,6 +25,7 @@ from posttrain.doctor.catalog.shared import (
 from posttrain.doctor.combined import AllOf, Event, Ever, Lasting, Late, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.signals import Bound, Change, Flat, Gap, Level, Versus
+from posttrain.doctor.trends import Channel
 
 ENTRIES = (
     Entry(
@@ -102,7 +105,9 @@ ENTRIES = (
             CUT,
             UNPARSED,
             AllOf((ENTROPY_LOW, ENTROPY_WAS_ALIVE)),
+            ENTROPY_PLUNGES,
             Level("unanimous_partial", ">", 0.95, last=5, stat="every"),
+            SAME_TEXT,
         ),
         confused={
             "F1": "entropy is below its floor and siblings are the same text",
@@ -157,10 +162,11 @@ ENTRIES = (
             ),
             Not(VARIED),
         ),
-        against=(CUT, UNPARSED, Ever(Level("all_right", ">", 0.05))),
+        against=(CUT, UNPARSED, Ever(Level("all_right", ">", 0.05)), Channel("mean", ">", 0.1, last=5)),
         action=Action.WARN,
         confused={
             "S3": "some groups are mixed, and their mean moves",
+            "S23": "parts of the reward are earned, and a gate withholds them",
             "S30": "the answers are there and cannot be parsed",
             "S42": "every answer was cut before it was finished",
         },

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import HELDOUT_RISING, MASTERED, REWARD_RISING
-from posttrain.doctor.combined import AllOf, Ever, Late, Not, OneOf, Setting
+from posttrain.doctor.combined import AllOf, Ever, Lasting, Late, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
-from posttrain.doctor.signals import Bound, Flat, Jump, Level, Versus
+from posttrain.doctor.signals import Bound, Change, Flat, Jump, Level, Versus
 from posttrain.doctor.trends import Steady
 
 TRAINED: tuple[Kind, ...] = ("sft", "preference", "rl", "distill")
@@ -29,14 +29,14 @@ ENTRIES = (
         signs=(
             OneOf(
                 (
-                    Steady("length_p50", ">=", 0.25, over=30, relative=True),
-                    Steady("length", ">=", 0.25, over=30, relative=True),
-                    Steady("length", ">=", 0.5, over=90, relative=True),
+                    AllOf((Steady("length_p50", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
+                    AllOf((Steady("length", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
+                    AllOf((Steady("length", ">=", 0.4, over=120, relative=True), Flat("reward_mean", 0.04, over=120))),
                 )
             ),
-            Flat("reward_mean", 0.04, over=30),
+            Lasting(Change("length", ">=", 0.08, over=30, relative=True), rows=30),
         ),
-        against=(HELDOUT_RISING, REWARD_RISING, Level("repetition", ">", 0.25, last=5)),
+        against=(HELDOUT_RISING, REWARD_RISING, Level("repetition", ">", 0.25, last=5), Level("truncated", ">", 0.15, last=5)),
         confused={"F4": "what grows is repetition", "S43": "the answers have reached the budget", "S24": "length itself is paid for"},
     ),
     Entry(
@@ -59,7 +59,6 @@ ENTRIES = (
                 (
                     Level("ratio_max", ">", RATIO, last=3, stat="median"),
                     Level("clip_fraction", ">", 0.5),
-                    Jump("grad_norm", ">", z=10, over=10, least=1.0),
                     Level("grad_norm", ">", 100.0),
                 )
             ),
@@ -279,7 +278,8 @@ ENTRIES = (
             ),
             Not(Ever(Level("zero_variance", "<", 0.999))),
         ),
-        confused={"F1": "the siblings differed at first"},
+        against=(Level("all_right", ">", 0.5, last=3),),
+        confused={"F1": "the siblings differed at first", "S40": "one text, and it is right"},
     ),
     Entry(
         "S106",

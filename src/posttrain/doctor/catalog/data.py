@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import CUT, HELDOUT_RISING, MASTERED
+from posttrain.doctor.catalog.shared import CUT, HELDOUT_RISING, MASTERED, SAME_TEXT
 from posttrain.doctor.combined import AllOf, Early, Event, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.signals import Change, Flat, Gap, Level
@@ -50,7 +50,7 @@ ENTRIES = (
             Level("all_right", ">", 0.1, last=3),
             Level("all_wrong", ">", 0.1, last=3),
         ),
-        against=(CUT, MASTERED),
+        against=(CUT, MASTERED, SAME_TEXT),
         confused={"F2": "the band was left while training", "S2": "none is right"},
     ),
     Entry(

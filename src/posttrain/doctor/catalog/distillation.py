@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import HELDOUT_FALLING, HELDOUT_RISING
-from posttrain.doctor.combined import AllOf, Early, Late, Not, OneOf, Setting
+from posttrain.doctor.combined import AllOf, Early, Lasting, Late, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.signals import Change, Flat, Level, Versus
 from posttrain.doctor.trends import Sawtooth
@@ -49,7 +49,7 @@ ENTRIES = (
         tier=Tier.LAGGING,
         kinds=("distill",),
         signs=(
-            Flat("reverse_kl", 0.05, over=30),
+            Lasting(Flat("reverse_kl", 0.05, over=30), rows=60),
             Late(Level("reverse_kl", "<", 0.3, last=10), rows=40),
             OneOf(
                 (

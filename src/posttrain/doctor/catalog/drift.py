@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import HELDOUT_FALLING, HELDOUT_RISING, KL_CEILING, REWARD_FALLING, REWARD_RISING
+from posttrain.doctor.catalog.shared import (
+    HELDOUT_FALLING,
+    HELDOUT_RISING,
+    KL_CEILING,
+    KL_CLIMBING,
+    REWARD_FALLING,
+    REWARD_RISING,
+    SPREAD_DEAD,
+)
 from posttrain.doctor.combined import AllOf, Late, Not, OneOf
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.signals import Bound, Change, Level, Versus
@@ -24,11 +32,13 @@ ENTRIES = (
         tier=Tier.MIDDLE,
         signs=(
             Level("kl", ">", KL_CEILING, last=5),
-            OneOf((Change("kl", ">=", 0.2, over=30), Steady("kl", ">=", 0.2, over=30), Change("kl", ">=", 0.2, over=90))),
+            KL_CLIMBING,
+            OneOf((REWARD_RISING, Level("reward_mean", ">", 0.1, last=10))),
             Not(REWARD_FALLING),
             OneOf((HELDOUT_FALLING, Level("kl", ">", Bound("kl_runaway", 2.0), last=5))),
         ),
-        against=(HELDOUT_RISING,),
+        against=(HELDOUT_RISING, SPREAD_DEAD),
+        action=Action.PAUSE,
         confused={"S11": "one jump, no climb", "F4": "the text repeats itself", "S20": "the score falls at a small KL"},
     ),
     Entry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import HELDOUT_FALLING
+from posttrain.doctor.catalog.shared import HELDOUT_FALLING, REWARD_HOLDS
 from posttrain.doctor.combined import AllOf, Event, Ever, Late, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
@@ -31,6 +31,7 @@ ENTRIES = (
                     AllOf(
                         (
                             Level("heldout_parse_rate", "<", 0.8),
+                            Not(Ever(Level("heldout_parse_rate", ">", 0.8, last=2))),
                             Gap("parsed", "heldout_parse_rate", ">", 0.2, last=1),
                             Level("parsed", ">", 0.9),
                         )
@@ -298,6 +299,7 @@ ENTRIES = (
         source="book, ch. 88",
         tier=Tier.LAGGING,
         signs=(HELDOUT_FALLING, Late(Not(Change("reward_mean", ">=", 0.02, over=15)), rows=5)),
+        against=(REWARD_HOLDS, Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)),
         confused={"S20": "reward rises meanwhile"},
     ),
     Entry(

@@ -8,7 +8,7 @@ FACTS: Mapping[str, str] = {
     "finished": "bool: every stage left its closing record",
     "ended_silently": "bool: a stage did not end, and nothing was recorded that says why",
     "last_line_cut": "bool: the last line of the metrics is half a line",
-    "problems": "int: what could not be read",
+    "log.unreadable": "int: lines of the metrics that could not be read",
     "disk.full": "bool: the run ended because nothing more could be written",
     "out_of_memory": "bool: the run ended because memory ran out",
     "eval.pass_at_1": "float: of the newest evaluation, on the suite with the most items",

@@ -52,9 +52,12 @@ ENTRIES = (
                 (
                     Late(Steady("seconds.rss_mib", ">=", 0.1, over=50, relative=True), rows=60),
                     Late(Steady("seconds.peak_mib", ">=", 0.1, over=50, relative=True), rows=60),
+                    Late(Steady("seconds.rss_mib", ">=", 0.1, over=100, relative=True), rows=110),
+                    Late(Steady("seconds.peak_mib", ">=", 0.1, over=100, relative=True), rows=110),
                 )
             ),
         ),
+        against=(Change("length", ">=", 0.15, over=50, relative=True), Change("length", ">=", 0.15, over=100, relative=True)),
         confused={"P3": "the workers of the sampler grow, not the trainer", "S43": "answers get longer, and memory with them"},
     ),
     Entry(
@@ -220,7 +223,7 @@ ENTRIES = (
         tier=Tier.STATIC,
         found_by="reading",
         kinds=ANY,
-        signs=(OneOf((Setting("last_line_cut", "==", True, "facts"), Setting("problems", ">", 0, "facts"))),),
+        signs=(OneOf((Setting("last_line_cut", "==", True, "facts"), Setting("log.unreadable", ">", 0, "facts"))),),
         confused={"S91": "the log is whole, and the run is not"},
     ),
     Entry(
@@ -269,19 +272,19 @@ ENTRIES = (
         signs=(
             OneOf(
                 (
-                    AllOf((Steady("seconds.train", ">=", 0.5, over=60, relative=True), Level("seconds.train", ">", 0.5, last=10))),
-                    AllOf((Steady("seconds.step", ">=", 0.5, over=60, relative=True), Level("seconds.step", ">", 0.5, last=10))),
+                    AllOf((Steady("seconds.train", ">=", 0.5, over=100, relative=True), Level("seconds.train", ">", 0.5, last=10))),
+                    AllOf((Steady("seconds.step", ">=", 0.5, over=100, relative=True), Level("seconds.step", ">", 0.5, last=10))),
                     AllOf(
                         (
-                            Steady("seconds.sample", ">=", 0.5, over=60, relative=True),
+                            Steady("seconds.sample", ">=", 0.5, over=100, relative=True),
                             Level("seconds.sample", ">", 0.5, last=10),
-                            Flat("length", 0.15, over=60, relative=True),
+                            Flat("length", 0.15, over=100, relative=True),
                         )
                     ),
                 )
             ),
         ),
-        against=(Change("tokens", ">=", 0.3, over=60, relative=True),),
+        against=tuple(Change(work, ">=", 0.15, over=100, relative=True) for work in ("tokens", "tries_per_kept", "length")),
         action=Action.NOTE,
         confused={"F7": "the times swing instead of rising"},
     ),

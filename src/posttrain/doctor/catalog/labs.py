@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from posttrain.doctor.catalog.launch_form import rule
 from posttrain.doctor.catalog.reported import reporter
-from posttrain.doctor.catalog.shared import HELDOUT_FALLING, REWARD_RISING
 from posttrain.doctor.combined import OneOf, Setting
 from posttrain.doctor.entries import Action, Layer, Tier, Verdict
 from posttrain.doctor.rules import Missing
-from posttrain.doctor.signals import Change, Level
 
 _reward = reporter(Layer.REWARD, Verdict.HACKED, "after the model has found it, from hundreds of steps on", ("rl",), Tier.LAGGING)
 _method = reporter(Layer.ALGORITHM, Verdict.DRIFTING, "hundreds of steps", ("rl", "distill"), Tier.MIDDLE)
@@ -234,20 +232,7 @@ ENTRIES = (
         "length_right of the first and last steps, and heldout_mean",
         "labs, failure 18 (Kimi k1.5, MAI)",
         found_by="metrics",
-        verdict=Verdict.DRIFTING,
-        signs=(
-            OneOf(
-                (
-                    Change("length_p50", "<=", -0.5, over=30, relative=True),
-                    Change("length_p50", "<=", -0.5, over=90, relative=True),
-                )
-            ),
-            HELDOUT_FALLING,
-            Level("truncated", "<", 0.1, last=5),
-        ),
-        against=(REWARD_RISING, Level("repetition", ">", 0.25, last=5)),
-        action=Action.NOTE,
-        confused={"S36": "at once, at the edge of a penalty", "P19": "one string is left"},
+        same_as="S36",
     ),
     _stages(
         "L19",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
+from posttrain.doctor.entries import Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
 from posttrain.doctor.rules import Rule
 from posttrain.doctor.signals import Signal
@@ -21,35 +21,24 @@ def rule(said: str, *reads: str, test: Callable[[Mapping[str, Any]], bool]) -> R
     return Rule(reads, test, said)
 
 
-def advise(
-    id: str,
-    name: str,
-    texts: tuple[str, str, str, str],
-    *signs: Signal,
-    against: tuple[Signal, ...] = (),
-    kinds: tuple[Kind, ...] = RL,
-    action: Action = Action.WARN,
-    status: Status = Status.MEASURED,
-    source: str = "measured on the embedded ladder",
-) -> Entry:
-    """An entry that the linter reads; `texts` are symptom, cause, fix and check."""
+def advise(id: str, name: str, texts: tuple[str, str, str, str], *signs: Signal, kinds: tuple[Kind, ...] = RL, **more: Any) -> Entry:
+    """An entry that the linter reads.
+
+    Example: advise("C8", "nothing is measured", ("symptom", "cause", "fix", "check"), Setting("guard.pulse_every", "==", 0))
+
+    Args:
+        texts: symptom, cause, fix and check.
+        more: other fields of Entry; status and source are those of our own measurements unless they are given.
+    """
     symptom, cause, fix, check = texts
-    return Entry(
-        id,
-        name,
-        status,
-        Layer.CONFIGURATION,
-        Verdict.DRIFTING,
-        symptom,
-        "before the first step",
-        cause,
-        fix,
-        check,
-        source,
-        Tier.STATIC,
-        "settings",
-        kinds,
-        tuple(signs),
-        against,
-        action=action,
-    )
+    fields: dict[str, Any] = {
+        "status": Status.MEASURED,
+        "layer": Layer.CONFIGURATION,
+        "verdict": Verdict.DRIFTING,
+        "onset": "before the first step",
+        "source": "measured on the embedded ladder",
+        "tier": Tier.STATIC,
+        "found_by": "settings",
+        **more,
+    }
+    return Entry(id, name, symptom=symptom, cause=cause, fix=fix, check=check, kinds=kinds, signs=signs, **fields)

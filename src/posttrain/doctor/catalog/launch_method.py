@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from posttrain.doctor.catalog.launch_form import RL, TRAINED, advise, rule
+from posttrain.doctor.catalog.launch_form import GROUP_BASELINES, RL, TRAINED, advise, rule
 from posttrain.doctor.combined import AllOf, OneOf, Setting
 from posttrain.doctor.entries import Action, Status
 from posttrain.doctor.rules import Missing
@@ -50,6 +50,7 @@ ENTRIES = (
         action=Action.NOTE,
         status=Status.LIVED,
         source="book, ch. 125 and appendix F (P37)",
+        same_as="P37",
     ),
     advise(
         "C22",
@@ -270,5 +271,35 @@ ENTRIES = (
         action=Action.NOTE,
         status=Status.PROVISIONAL,
         source="ours",
+    ),
+    advise(
+        "C36",
+        "one sibling and a baseline of siblings",
+        (
+            "every advantage is 0: training runs and learns nothing",
+            "the advantage compares an answer with its siblings, and there are none",
+            "siblings=8 or more, or advantage=batch, critic or none; here it is refused",
+            "siblings and advantage in the resolved settings",
+        ),
+        Setting("objective.advantage.kind", "in", GROUP_BASELINES),
+        Setting("siblings", "==", 1),
+        status=Status.EXTERNAL,
+        source="OpenRLHF #1250",
+        same_as="S106",
+    ),
+    advise(
+        "C37",
+        "several samples at temperature 0",
+        (
+            "all siblings are one text, and every group is unanimous",
+            "greedy decoding gives the same answer however often it is asked",
+            "sampling.temperature=1; here 0 is refused for training",
+            "duplicates of the first step",
+        ),
+        Setting("sampling.temperature", "==", 0),
+        Setting("siblings", ">", 1),
+        status=Status.EXTERNAL,
+        source="book, appendix I, operational cousins",
+        same_as="S105",
     ),
 )

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import (
     CUT,
+    ENTROPY_LOW,
+    ENTROPY_PLUNGES,
+    ENTROPY_WAS_ALIVE,
     HELDOUT_FALLING,
     HELDOUT_RISING,
+    KL_CEILING,
+    KL_CLIMBING,
     MASTERED,
     REWARD_FALLING,
+    REWARD_FELL,
+    REWARD_HOLDS,
     REWARD_RISING,
     SPREAD_DEAD,
     VARIED,
 )
-from posttrain.doctor.combined import AllOf, Early, Ever, Not, OneOf, Setting
+from posttrain.doctor.combined import AllOf, Early, Ever, Lasting, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.signals import Change, Flat, Level, Versus
 from posttrain.doctor.trends import Channel, Steady
@@ -54,7 +61,9 @@ ENTRIES = (
         tier=Tier.MIDDLE,
         signs=(
             Level("reward_primary", "<=", 0.02, last=10),
-            OneOf((Level("channel_format_mean", ">", 0.9, last=5), AllOf((Level("parsed", ">", 0.95, last=5), REWARD_RISING)))),
+            Not(Ever(Level("reward_primary", ">", 0.1, last=5))),
+            OneOf((Channel("mean", ">", 0.9, last=5), AllOf((Level("parsed", ">", 0.95, last=5), REWARD_RISING)))),
+            Not(Level("reward_mean", "<=", 0.05, last=5)),
         ),
         confused={"P33": "right answers are there and are read as wrong", "S24": "correctness is flat above 0"},
     ),
@@ -89,7 +98,7 @@ ENTRIES = (
         source="book, ch. 123, P22",
         tier=Tier.MIDDLE,
         signs=(Channel("share", ">", 0.5, last=10), Level("reward_std", ">", 0.001, last=5)),
-        against=(MASTERED,),
+        against=(MASTERED, Level("reward_primary", "<=", 0.02, last=10)),
         confused={"P13": "the paid part is form and correctness is 0", "S29": "the advantage itself z-scores every part"},
     ),
     Entry(
@@ -137,8 +146,12 @@ ENTRIES = (
         check="posttrain compare of the held-out records before and after, on the same items (36 items cannot show 7 points)",
         source="book, ch. 32 and 116",
         tier=Tier.LAGGING,
-        signs=(HELDOUT_FALLING, OneOf((REWARD_RISING, Level("reward_mean", ">", 0.5, last=10))), Not(REWARD_FALLING)),
-        against=(Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)),
+        signs=(HELDOUT_FALLING, REWARD_HOLDS),
+        against=(
+            Level("heldout_truncated", ">", 0.2, last=2),
+            Level("heldout_parse_rate", "<", 0.8, last=2),
+            AllOf((Level("kl", ">", KL_CEILING, last=5), KL_CLIMBING)),
+        ),
         action=Action.PAUSE,
         confused={
             "F12": "the held-out answers cannot be parsed",
@@ -163,8 +176,8 @@ ENTRIES = (
             Level("reward_primary", "<=", 0.02, last=5, stat="every"),
             Level("reward_mean", "<=", 0.05, last=5),
             Channel("mean", ">", 0.1, last=5),
-            Not(REWARD_RISING),
         ),
+        against=(REWARD_RISING,),
         confused={"S2": "no part earns anything", "P13": "the parts are paid although nothing is right"},
     ),
     Entry(
@@ -205,13 +218,18 @@ ENTRIES = (
         signs=(
             OneOf(
                 (
-                    AllOf((OneOf((Versus("calls", ">", 1.5), Change("calls", ">=", 0.3, over=30, relative=True))), Not(REWARD_RISING))),
+                    AllOf(
+                        (
+                            OneOf((Lasting(Versus("calls", ">", 1.5), rows=20), Steady("calls", ">=", 0.3, over=30, relative=True))),
+                            Not(REWARD_RISING),
+                        )
+                    ),
                     AllOf((Level("repeated_calls", ">", 0.3, last=5), Not(REWARD_RISING))),
                 )
             ),
             Level("calls", ">", 0.5, last=5),
         ),
-        against=(HELDOUT_RISING,),
+        against=(HELDOUT_RISING, REWARD_FELL),
         confused={"S10": "a spike of turns just before a fall"},
     ),
     Entry(
@@ -303,7 +321,7 @@ ENTRIES = (
         source="book, ch. 4, 9 and 14",
         tier=Tier.LEADING,
         signs=(OneOf((Level("unanimous_unparseable", ">", 0.5, last=3), Level("unparseable", ">", 0.5, last=3))),),
-        against=(CUT, Level("truncated", ">", 0.4, last=3)),
+        against=(CUT, Level("truncated", ">", 0.4, last=3), Ever(Early(Level("unparseable", "<", 0.4), rows=1))),
         confused={"S2": "answers parse and are wrong", "S42": "answers are cut before the end"},
     ),
     Entry(
@@ -341,6 +359,7 @@ ENTRIES = (
             Early(Level("reward_std", "<=", 1e-6, last=5, stat="every"), rows=30),
             Not(VARIED),
         ),
+        against=(AllOf((Level("all_right", ">", 0.5, last=5), Level("duplicates", ">", 0.5, last=5))),),
         confused={"S2": "the constant is zero", "S40": "every answer is truly right"},
     ),
     Entry(
@@ -361,7 +380,11 @@ ENTRIES = (
             OneOf((HELDOUT_FALLING, Change("reward_primary", "<=", -0.05, over=15), REWARD_FALLING)),
             Level("length", ">", 0.0),
         ),
-        against=(HELDOUT_RISING,),
+        against=(
+            HELDOUT_RISING,
+            AllOf((ENTROPY_LOW, ENTROPY_WAS_ALIVE)),
+            ENTROPY_PLUNGES,
+        ),
         confused={"F1": "the spread dies with the length"},
     ),
     Entry(

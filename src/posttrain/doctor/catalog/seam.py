@@ -48,9 +48,16 @@ ENTRIES = (
         kinds=SAMPLED,
         found_by="delivery",
         signs=(
-            Early(Level("unparseable", ">", 0.9, last=2, stat="every"), rows=12),
-            Ever(Early(Level("unparseable", "<", 0.6), rows=1)),
-            OneOf((Level("mismatch_max", ">", 0.01), Change("entropy", ">=", 0.5, over=3), Level("mismatch_mean", ">", 0.01))),
+            Early(Level("parsed", "<", 0.1, last=2, stat="every"), rows=12),
+            Ever(Early(Level("parsed", ">", 0.4), rows=1)),
+            OneOf(
+                (
+                    Level("mismatch_max", ">", 0.01),
+                    Change("entropy", ">=", 0.5, over=3),
+                    Level("mismatch_mean", ">", 0.01),
+                    Early(Level("parsed", "<", 0.05, last=2, stat="every"), rows=4),
+                )
+            ),
         ),
         confused={"S30": "nothing parsed at step 0 either", "S70": "the samples are sound, the probabilities are not"},
     ),
@@ -97,8 +104,12 @@ ENTRIES = (
             ),
             Ever(Early(Level("mismatch_max", "<", Bound("mismatch", 1e-3)), rows=2)),
         ),
-        against=(Level("version_lag", ">", 0.5),),
-        confused={"S70": "the two disagree from the first step", "S72": "the sampler lags by a known number of updates"},
+        against=(Level("version_lag", ">", 0.5), Level("unparseable", ">", 0.9, last=2)),
+        confused={
+            "P1": "the samples are noise from the first delivery on",
+            "S70": "the two disagree from the first step",
+            "S72": "the sampler lags by a known number of updates",
+        },
     ),
     Entry(
         "P23",

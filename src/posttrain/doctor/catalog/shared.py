@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.combined import AllOf, Ever, Lasting, Not, OneOf
+from posttrain.doctor.combined import AllOf, Early, Ever, Lasting, Not, OneOf
 from posttrain.doctor.signals import Bound, Change, Level
-from posttrain.doctor.trends import Score
+from posttrain.doctor.trends import Score, Steady
 
 FLOOR = Bound("entropy_floor", 0.1)
 CEILING = Bound("reward_ceiling", 0.9)
@@ -13,6 +13,8 @@ KL_CEILING = Bound("kl_ceiling", 0.5)
 ENTROPY_LOW = Level("entropy", "<", FLOOR, last=3)
 ENTROPY_ALIVE = Level("entropy", ">", Bound("entropy_alive", 0.12))
 ENTROPY_WAS_ALIVE = Ever(ENTROPY_ALIVE)
+ENTROPY_PLUNGES = Change("entropy", "<=", -0.3, over=15, relative=True)
+"""It loses a third within ten steps: on its way to its floor, if not there yet."""
 UNANIMOUS = Level("zero_variance", ">", Bound("zero_variance_ceiling", 0.9), last=5, stat="every")
 SPREAD_DEAD = OneOf((UNANIMOUS, Level("reward_std", "<", Bound("reward_std_floor", 0.02), last=5, stat="every")))
 SPREAD_ALIVE = OneOf((Level("mixed", ">", 0.2, last=5), Level("reward_std", ">", Bound("reward_std_floor", 0.02), last=5)))
@@ -24,10 +26,18 @@ REWARD_FALLING = OneOf((Change("reward_mean", "<=", -0.05, over=15), Change("rew
 REWARD_HIGH = AllOf((Level("reward_mean", ">", CEILING, last=5), Level("reward_mean", "<=", 1.001, last=5)))
 HELDOUT_RISING = OneOf((Change("heldout_mean", ">=", 0.02, over=3), Change("heldout_mean", ">=", 0.02, over=6)))
 _FALL = ("heldout_mean", "<=", -0.03)
-HELDOUT_FALLING = Lasting(OneOf((Score(*_FALL, over=6), Score(*_FALL, over=12))), rows=11)
-"""In two measurements at least: a run looks at a dozen windows, and one of them falls by luck."""
+HELDOUT_FALLING = Lasting(OneOf((Score(*_FALL, over=6), Score(*_FALL, over=12), Score(*_FALL, over=24))), rows=11)
+"""In two measurements at least: a run looks at a dozen windows, and one of them falls by luck. The longest is for 7 points on 500 items."""
+REWARD_FELL = OneOf((REWARD_FALLING, Change("reward_mean", "<=", -0.03, over=90), Change("reward_mean", "<=", -0.03, over=180)))
+"""The same over as many steps as a held-out score takes to be seen falling."""
+REWARD_HOLDS = AllOf((OneOf((REWARD_RISING, Level("reward_mean", ">", 0.5, last=10))), Not(REWARD_FELL)))
+"""It rises, or stands well above zero."""
+KL_CLIMBING = OneOf((Steady("kl", ">=", 0.2, over=30), Steady("kl", ">=", 0.2, over=90)))
+"""Without pause: one jump is a lurch and no drift."""
 MASTERED = OneOf((AllOf((Level("all_right", ">", 0.5, last=5), Level("all_wrong", "<", 0.1, last=5))), REWARD_HIGH))
 """Most groups are all right: agreement because the tasks are solved."""
 CUT = Level("truncated", ">", 0.9, last=3)
 UNPARSED = OneOf((Level("unanimous_unparseable", ">", 0.8, last=3), Level("unparseable", ">", 0.9, last=3)))
+SAME_TEXT = Ever(Early(Level("duplicates", ">", 0.7, last=3), rows=8))
+"""Siblings were one text from the first steps: that is the sampler, not the prompts."""
 NEVER_EARNED = Not(Ever(Level("reward_mean", ">", 0.0)))

@@ -18,7 +18,7 @@ ENTRIES = (
         "the mean divides by all tokens, also by those that the mask takes out",
         "divide by the trained tokens of the whole step; nothing to train is a loss of 0",
         "posttrain certify: partition, which adds parts of nothing but padding",
-        "TRL #6369, #6439",
+        "TRL #6369, TRL #6439",
     ),
     _loss(
         "U3",
@@ -208,7 +208,7 @@ ENTRIES = (
         "a larger coefficient does not hold the policy nearer",
         "k1 in the loss has no expected gradient, k3 in the loss that of the other direction",
         "k2 in the loss, or k1 in the reward; pairs without a divergence are refused here",
-        "posttrain certify kl:k3: the line says which divergence it descends",
+        "posttrain certify kl:k3: the target and the oracle say which divergence it descends",
         "NeMo #2506, TRL #4967, TRL #6503, open-instruct #534",
         found_by="settings",
         same_as="P29",
