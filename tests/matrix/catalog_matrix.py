@@ -1,6 +1,6 @@
 """The catalog matrix: inject every fault, see what is named. `make catalog-matrix` prints it and writes build/catalog-matrix.json.
 
-    python tests/matrix/catalog_matrix.py [--only F1 S2 ...] [--seeds N] [--quick] [--out FILE]
+    python tests/matrix/catalog_matrix.py [--only F1 S2 ...] [--seeds N] [--quick] [--elsewhere RUN ...] [--out FILE]
 
 Exit code 1 when fewer than 95 % of the faults are named by their own id, or a healthy run is named anything.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.matrix.faults import FAULTS, HEALTHY  # noqa: E402
-from tests.matrix.injection import Fault, Named  # noqa: E402
+from tests.matrix.healthy import judged  # noqa: E402
+from tests.matrix.injection import Fault, Named, by_doctor  # noqa: E402
 
 OUT = Path("build/catalog-matrix.json")
 LEAST = 0.95
@@ -36,8 +37,11 @@ class Row:
     detected: list[bool]
     named: list[list[str]]
     """Per seed, likeliest first."""
+    notes: list[list[str]]
     first: list[str | None]
     lead: list[int | None]
+    disagree: list[list[str]]
+    """Per seed, ids that the live run and the replay of its records do not raise at the same steps."""
     seconds: float
 
     @property
@@ -67,8 +71,10 @@ def row_of(fault: Fault, seeds: Sequence[int], found: Sequence[Named], seconds: 
         list(seeds),
         detected,
         [list(named.ids) for named in found],
+        [list(named.notes) for named in found],
         [named.first for named in found],
-        [named.lead for named in found],
+        [named.leads.get(fault.id, named.lead) for named in found],
+        [list(named.disagree) for named in found],
         round(seconds, 2),
     )
 
@@ -95,6 +101,7 @@ def report(rows: Sequence[Row]) -> dict[str, object]:
         "detected_under_own_id": own / len(sick) if sick else None,
         "healthy_runs": sum(len(row.seeds) for row in well),
         "false_alarms": sum(not right for row in well for right in row.detected),
+        "live_and_replay_differ": sum(bool(ids) for row in rows for ids in row.disagree),
         "rows": [asdict(row) for row in rows],
     }
 
@@ -106,6 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="seeds per fault")
     parser.add_argument("--healthy-seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="only what takes under two seconds")
+    parser.add_argument("--elsewhere", type=Path, nargs="*", default=[], help="healthy run directories made before, such as ladders")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)
     rows = []
@@ -115,6 +123,10 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(inject(fault, range(given.healthy_seeds if fault.id == "healthy" else given.seeds)))
         sys.stdout.write(line(rows[-1]) + "\n")
         sys.stdout.flush()
+    if given.elsewhere:
+        there = Fault("healthy", "run", "made elsewhere", make=lambda folder, seed: folder, name=by_doctor)
+        rows.append(row_of(there, range(len(given.elsewhere)), [named for _, named in judged(given.elsewhere)], 0.0))
+        sys.stdout.write(line(rows[-1]) + "\n")
     summary = report(rows)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

@@ -87,7 +87,9 @@ def by_run(path: Path) -> Named:
 
 
 def beyond_metrics(entry: Entry) -> bool:
-    """Whether an entry looks at what is known only when a run has ended: facts of its records, and events."""
+    """Whether an entry looks at what no row of a training run shows: settings, which the linter judges, facts of its records, events."""
+    if entry.found_by == "settings":
+        return True
     every = [leaf for sign in (*entry.signs, *entry.against) for leaf in leaves(sign)]
     return any(isinstance(leaf, Event) or getattr(leaf, "where", "") == "facts" for leaf in every)
 

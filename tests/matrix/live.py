@@ -11,6 +11,7 @@ from tests.matrix.live_bases import ANSWERS, LETTERS, LOOK, base, draw, held_out
 from tests.matrix.live_parts import (
     Gated,
     Later,
+    Lenient,
     Lettered,
     Noisy,
     Shelf,
@@ -129,6 +130,11 @@ def starts(task: Task, text: str) -> float:
 
 
 def loops(task: Task, text: str) -> float:
+    """Pays for one letter, up to sixty times."""
+    return min(1.0, text.count("m") / 60)
+
+
+def favour(task: Task, text: str) -> float:
     """Pays for one letter, at the share that it has of the text."""
     return text.count("m") / max(1, len(text))
 
@@ -170,8 +176,8 @@ def pairs_of(n: int, seed: int, flip: float = 0.0, rejected: str = "") -> list[P
 
 
 OF_REWARD = (
-    _run("F4", "a reward that pays one letter's share of the text", sick(TALK, grader=paid(loops)), 12.0),
-    _run("S20", "the same reward; what is wanted is variety", sick(TALK, grader=paid(loops), rl={"steps": 60}), 15.0),
+    _run("F4", "a reward that pays for every m", sick(TALK, grader=paid(loops)), 12.0),
+    _run("S20", "a reward that pays one letter's share of the text, where variety is wanted", sick(TALK, grader=paid(favour), rl={"steps": 60}), 15.0),
     _run(
         "P13",
         "form and correctness are added, and nothing is ever right",
@@ -244,19 +250,9 @@ OF_SETTINGS = (
         sick(Play(base="student"), objective={"entropy": {"coef": 5.0}}, rl={"steps": 40, "lr": 4e-3}),
     ),
     _run(
-        "S60",
-        "tasks whose answer nobody can know, to a model that was mostly right",
-        sick(Play(base="student"), draw=lambda: coins, rl={"steps": 60}, pulse_every=3),
-    ),
-    _run(
         "S11",
         "one poisoned batch, without a bound on the gradient",
         sick(Play(), objective={"advantage": "mean"}, grader=poisoned, rl={"steps": 32, "clip": 1e9}),
-    ),
-    _run(
-        "F5",
-        "many updates per phase, at a high rate and without a limit",
-        sick(Play(), draw=lambda: coins, objective={"limit": "none"}, rl={"steps": 12, "epochs": 16, "lr": 3e-2}),
     ),
     _run(
         "F6",
@@ -281,16 +277,6 @@ OF_SETTINGS = (
         sick(Play(), objective={"limit": {"kind": "clip", "low": 0.99, "high": 50.0}}, rl={"steps": 34, "epochs": 2, "lr": 2e-4}),
     ),
     _run(
-        "S102",
-        "a bound of a hundredth and sixteen updates per phase",
-        sick(
-            RAMBLE,
-            grader=paid(starts),
-            objective={"limit": {"kind": "clip", "low": 0.01, "high": 0.01}},
-            rl={"steps": 8, "prompts": 4, "epochs": 16, "lr": 2e-3},
-        ),
-    ),
-    _run(
         "S103",
         "a covariance rule with bounds out of reach",
         sick(Play(), objective={"limit": {"kind": "clip_cov", "lower": 50.0, "upper": 60.0}}, rl={"steps": 8}),
@@ -302,8 +288,8 @@ OF_SETTINGS = (
     ),
     _run(
         "S111",
-        "an entropy bonus that drives the policy off its form",
-        sick(Play(), grader=Lettered, objective={"entropy": {"coef": 4.0}}, rl={"steps": 40, "lr": 2e-3}),
+        "half a point for answers that cannot be parsed",
+        sick(Play(base="slipper"), grader=Lenient, draw=lambda: coins, rl={"steps": 50}),
     ),
     _run("S112", "a rate a thousand times too small", sick(Play(), rl={"steps": 70, "prompts": 16, "lr": 1e-6})),
     _run("S80", "a rate so small that no weight moves", sick(Play(), rl={"steps": 40, "lr": 1e-30})),
@@ -333,6 +319,7 @@ OF_SEAM = (
         "sixteen updates ahead of the training",
         sick(Play(), asynchronous=Async(bound=32), rl={"steps": 12, "minibatches": 4, "epochs": 4, "lr": 1e-4}),
     ),
+    _run("S6", "sure of what is right, and still learning", sick(Play(base="student"), rl={"steps": 60, "lr": 5e-4})),
     _run("S77", "a model that emits control tokens", sick(Play(base="leaky"), rl={"steps": 8, "lr": 1e-4})),
     _run("F12", "held-out answers are wanted in a form that training does not ask for", sick(Play(), pulsed=Strict, rl={"steps": 20})),
     _run(

@@ -96,6 +96,7 @@ TALK: dict[str, Callable[[Random, str], Sequence[str]]] = {
     "alphabet": lambda rng, p: [rng.choice("abcdefghijklmnopqrstuvwxyz")],
     "half": lambda rng, p: [ANSWERS[p[0]] if p[0] in "ab" else rng.choice("wxyzfghijk")],
     "former": lambda rng, p: [("#" if rng.random() < 0.5 else "") + rng.choice("wxyz")],
+    "slipper": lambda rng, p: [("#" if rng.random() < 0.06 else "") + rng.choice("wxyz")],
     "rambler": lambda rng, p: [_ramble(rng, 9, 40)],
     "talker": lambda rng, p: [_ramble(rng, 45, 88)],
     "caller": lambda rng, p: [LOOK, _guess(rng, p, 0.35)] if rng.random() < 0.7 else [_guess(rng, p, 0.35)],

@@ -69,6 +69,17 @@ class Lettered:
 
 
 @dataclass(frozen=True)
+class Lenient:
+    """Half a point for an answer that it cannot read."""
+
+    name: str = "lenient/1"
+
+    def __call__(self, task: Task, text: str) -> Score:
+        found = Lettered()(task, text)
+        return found if found.status is RewardStatus.SCORED else Score(0.5, RewardStatus.UNPARSEABLE, grader=self.name)
+
+
+@dataclass(frozen=True)
 class Gated:
     """Form is paid only when the answer is right, and it never is."""
 

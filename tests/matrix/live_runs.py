@@ -1,11 +1,11 @@
-"""Real small runs: the package's loops, recorder, watch over the whole catalog and pulses, in seconds. What is sick about a run is a setting,
-or an object handed to it."""
+"""Real small runs: the package's loops, recorder, watch over the whole catalog and pulses, in seconds. What is sick about a run is a
+setting, or an object handed to it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def settings_of(play: Play, seed: int) -> RLRun:
     return RLRun(
         model=MODEL,
         seed=seed,
-        save_every=10_000,
+        save_every=50,
         turns=play.turns,
         sampling=Sampling.load({"max_tokens": 4, **play.sampling}),
         rl=RL.load({**told, "optim": optim}),
@@ -108,26 +108,41 @@ def played(folder: Path, seed: int, play: Play) -> Path:
 
 def imitated(folder: Path, seed: int, samples: Sequence[Sample], how: SFT, model: nn.Module) -> Path:
     """The run directory of supervised training."""
-    settings = SFTRun(model=MODEL, seed=seed, save_every=10_000, task="arithmetic", sft=how)
+    settings = SFTRun(model=MODEL, seed=seed, save_every=50, task="arithmetic", sft=how)
     return recorded(folder, settings, "sft", lambda session: sft(session, model, samples, how))
 
 
 def preferred(folder: Path, seed: int, pairs: Sequence[Pair], how: DPO, model: nn.Module) -> Path:
     """The run directory of preference training."""
-    settings = DPORun(model=MODEL, seed=seed, save_every=10_000, data="pairs.jsonl", dpo=how)
+    settings = DPORun(model=MODEL, seed=seed, save_every=50, data="pairs.jsonl", dpo=how)
     return recorded(folder, settings, "dpo", lambda session: dpo(session, model, pairs, how))
 
 
-def recorded(folder: Path, settings: Any, name: str, body: Callable[[Session], nn.Module]) -> Path:
-    """Run one stage as the recipes do: the run's own recorder, the watch over the whole catalog, an entry when it ends."""
+def recorded(
+    folder: Path,
+    settings: Any,
+    name: str,
+    body: Callable[[Session], nn.Module],
+    before: Callable[[Session], None] | None = None,
+    after: Callable[[Session, nn.Module], None] | None = None,
+) -> Path:
+    """Run one stage as the recipes do: the run's own recorder, the watch over the whole catalog, an entry when it ends. What is measured
+    `before` and `after` it are stages of their own."""
     path = folder / "run"
-    run = Run.create(path, config=settings, command=["posttrain"], seeds={"seed": settings.seed}, stages=[name])
+    stages = [*(["eval.before"] if before else []), name, *(["eval.after"] if after else [])]
+    run = Run.create(path, config=settings, command=["posttrain"], seeds={"seed": settings.seed}, stages=stages)
     session = quiet(run, settings.seed)
+    session.save_every = settings.save_every
     session.guard, session.watcher = settings.guard, watch_of(settings, settings.guard)
-    with suppress(Halted, Diverged), session.timed(name):
-        body(session)
-    run.finish()
-    run.close()
+    with closing(run):
+        if before:
+            before(session)
+        with suppress(Halted, Diverged):
+            with session.timed(name):
+                trained = body(session)
+            if after:
+                after(session, trained)
+        run.finish()
     return path
 
 

@@ -1,6 +1,6 @@
 """Settings that are wrong before a run begins: each breaks one rule of the linter, and beside it stands a near miss that must stay silent.
 
-The values are those of the accounts (a band of 0.2 on sequence ratios, two siblings, a constant rate over 400 steps), not those of the rules.
+The values are those of the accounts (a band of 0.2 on sequence ratios, a constant rate over 400 steps), not those of the rules.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from tests.matrix.injection import Fault, Named
+from tests.matrix.traces_write import config_of
 
 from posttrain.core.files import read_json, write_json
 from posttrain.doctor.catalog import CATALOG
 from posttrain.doctor.lint import lint, probe_facts
-from tests.matrix.injection import Fault, Named
-from tests.matrix.traces_write import config_of
 
 ABSENT = "absent"
 Stage = Literal["rl", "sft", "dpo"]
@@ -58,7 +58,7 @@ def _put(config: dict[str, Any], name: str, value: Any) -> None:
 
 
 def linted(path: Path) -> Named:
-    """What the linter says to the settings in a folder, in the light of the probe beside them; what a rule is another name for is named too."""
+    """What the linter says to the settings in a folder and the probe beside them; what a rule is another name for is named too."""
     config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
     facts = probe_facts(read_json(path / "probe.json"))
     found = [advice.id for advice in lint(config, CATALOG.values(), facts)]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
 from tests.matrix.traces_world import Law, State
 
 
@@ -52,7 +51,7 @@ def _wanders(s: State, r: np.random.Generator) -> None:
 
 
 def _thinks_longer(s: State, r: np.random.Generator) -> None:
-    s.length_drift = 0.006 * s.signal if s.length < 300 else 0.0
+    s.length_drift = 0.012 * s.signal * s.lr / 1e-4 if s.length < 300 else 0.0
 
 
 Shape = tuple[Mapping[str, Any], tuple[Law, ...]]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from tests.matrix.traces_healthy import SHAPES, state
 from tests.matrix.traces_world import Law, Row, run_rows
 from tests.matrix.traces_write import Kind, write

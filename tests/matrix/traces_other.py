@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-
 from tests.matrix.traces_made import Rng, Trace, onset
 from tests.matrix.traces_world import Row
 
@@ -52,7 +51,7 @@ def supervised(steps: int, r: Rng, change: Change | None = None, pulse: int = 20
 
 
 def preference(steps: int, r: Rng, change: Change | None = None) -> list[Row]:
-    """Pairs: the margin grows with the step, mostly because the rejected response falls; accuracy is the share of pairs with a margin above 0."""
+    """Pairs: the margin grows, mostly because the rejected response falls; accuracy is the share of pairs with a margin above 0."""
     rows, scale = [], r.uniform(0.6, 1.0)
     for step in range(steps):
         grown = scale * (1 - np.exp(-step / (0.5 * steps)))
@@ -78,7 +77,7 @@ def preference(steps: int, r: Rng, change: Change | None = None) -> list[Row]:
 
 
 def distilled(steps: int, r: Rng, change: Change | None = None) -> list[Row]:
-    """On-policy distillation: reverse KL falls towards what the student cannot follow, and the held-out score rises with what is learned."""
+    """On-policy distillation: reverse KL falls towards what cannot be followed, and the held-out score rises with what is learned."""
     first, left, speed = r.uniform(0.9, 1.6), r.uniform(0.06, 0.12), r.uniform(15, 40)
     score, n, entropy = r.uniform(0.2, 0.35), 500, r.uniform(0.4, 0.7)
     rows = []

@@ -7,7 +7,6 @@ from 26.8 to 19.9 %), not those of any rule.
 from __future__ import annotations
 
 import numpy as np
-
 from tests.matrix.traces_healthy import after
 from tests.matrix.traces_world import Law, State
 

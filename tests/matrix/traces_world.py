@@ -2,8 +2,8 @@
 
     state (skill, entropy, length, form, drift ...)  --draw groups-->  one metrics line  --signal-->  next state
 
-The state moves by laws, one list per trace: those of a healthy shape, then those of a fault, which change the dynamics from a step on. No law
-writes a metric: groups are drawn sibling by sibling, held-out scores item by item, so that shares are counts and carry their noise.
+The state moves by laws: those of a healthy shape, then those of a fault, which change the dynamics from a step on. No law writes a metric:
+groups are drawn sibling by sibling, held-out scores item by item, so that shares are counts and carry their noise.
 """
 
 from __future__ import annotations

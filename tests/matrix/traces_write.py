@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from tests.matrix.injection import Named, by_doctor
+from tests.matrix.traces_world import Row
 
 from posttrain.core.config import Config
 from posttrain.doctor.catalog import CATALOG
@@ -18,8 +20,6 @@ from posttrain.doctor.reading import read_evidence
 from posttrain.doctor.replay import replay
 from posttrain.recipes.single import DPORun, RLRun, SFTRun
 from posttrain.runs.run import Run
-from tests.matrix.injection import Named, by_doctor
-from tests.matrix.traces_world import Row
 
 Kind = Literal["rl", "sft", "dpo", "distill"]
 GIVEN: Mapping[Kind, Mapping[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants_of_delivery import DELIVERY_MUTANTS
+from mutants_of_evidence import EVIDENCE_MUTANTS
 from mutants_of_objectives import OBJECTIVE_MUTANTS
 from mutants_of_resume import RESUME_MUTANTS
 from mutants_of_rl import RL_MUTANTS
@@ -215,5 +216,6 @@ MUTANTS = (
     *DELIVERY_MUTANTS,
     *OBJECTIVE_MUTANTS,
     *RESUME_MUTANTS,
+    *EVIDENCE_MUTANTS,
     *RL_MUTANTS,
 )

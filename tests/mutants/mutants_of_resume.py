@@ -43,8 +43,8 @@ RESUME_MUTANTS = (
     mutant(
         "change-not-remembered",
         "runs/run.py",
-        "            run._remember(settings, inputs, command)",
-        "            pass",
+        "        run._remember(settings, inputs, command)",
+        "        pass",
         f"{RUNS}/test_runs_run.py",
     ),
     mutant(

@@ -179,20 +179,6 @@ RL_MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/loops/test_session.py",
     ),
     mutant(
-        "inert-alarm-counts-all-steps",
-        "loops/alarms.py",
-        'stage.state["inert"] = 0 if _read(metrics, "cov_eligible") > 0 else stage.state.get("inert", 0) + 1',
-        'stage.state["inert"] = stage.state.get("inert", 0) + 1',
-        "tests/unit/loops/test_alarms.py",
-    ),
-    mutant(
-        "starving-alarm-sees-tokens-only",
-        "loops/alarms.py",
-        '_read(metrics, "fate_mismatched") + _read(metrics, "fate_rejected")',
-        '_read(metrics, "fate_mismatched")',
-        "tests/unit/loops/test_alarms.py",
-    ),
-    mutant(
         "effective-size-as-a-mean",
         "core/metrics.py",
         "return self.total**2 / (self.n * self.squares)",

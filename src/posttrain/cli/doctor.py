@@ -81,12 +81,16 @@ def lookup(
 
 
 @app.command()
-def explain(name: Annotated[list[str], typer.Argument(metavar="ID", help="Id or name of a failure, e.g. F1.")]) -> None:
+def explain(name: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or one name, of failures, e.g. F1 F2.")]) -> None:
     """One failure of the catalog, whole: signs with thresholds, cause, fix, what it is confused with."""
     from posttrain.doctor.lookup import entry_named
     from posttrain.doctor.text import entry_lines
 
-    _show(entry_lines(entry_named(" ".join(name), _catalog())))
+    catalog = _catalog()
+    if all(word.upper() in catalog for word in name):
+        _show([line for word in name for line in (*entry_lines(catalog[word.upper()]), "")][:-1])
+        return
+    _show(entry_lines(entry_named(" ".join(name), catalog)))
 
 
 @app.command()

@@ -13,6 +13,7 @@ from posttrain.core.errors import ConfigError
 def lint(
     target: Annotated[str, typer.Argument(help="A preset or recipe name, a YAML file of settings, or a run directory.")] = "tiny",
     overrides: Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one setting.")] = None,
+    probe: Annotated[Path | None, typer.Option(help="Record of posttrain probe --out, for rules about lengths.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain a rule instead, e.g. C1 or F14.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -28,7 +29,7 @@ def lint(
     from posttrain.doctor.entries import Action
     from posttrain.doctor.lint import lint as judge
 
-    found = judge(config_of(target, overrides or []), CATALOG.values(), facts_near(target))
+    found = judge(config_of(target, overrides or []), CATALOG.values(), facts_near(target, probe))
     if as_json:
         rows = [{"id": a.id, "stage": a.stage, "name": a.name, "found": a.found, "remedy": a.remedy, "action": a.action} for a in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -47,6 +48,9 @@ def lint_lines(target: str, found: list[Any]) -> list[str]:
 
 def config_of(target: str, overrides: list[str]) -> dict[str, Any]:
     """The resolved settings that `target` names. Raises ConfigError."""
+    from posttrain.doctor.foreign_settings import translated
+    from posttrain.doctor.lint import stages_of
+
     path = Path(target)
     if path.is_dir():
         if overrides:
@@ -55,7 +59,10 @@ def config_of(target: str, overrides: list[str]) -> dict[str, Any]:
 
         return Run.open(path).config()
     if path.suffix in (".yaml", ".yml"):
-        return _resolved(_yaml(path), overrides)
+        given = _yaml(path)
+        if translated(given) is not None and not stages_of(given):  # another trainer's
+            return given
+        return _resolved(given, overrides)
     from posttrain.recipes.presets import PRESETS, preset_named, single_named
 
     if target in PRESETS:
@@ -65,12 +72,20 @@ def config_of(target: str, overrides: list[str]) -> dict[str, Any]:
     return kind.load(needed).override(overrides).model_dump(mode="json")
 
 
-def facts_near(target: str) -> dict[str, Any]:
-    """What a run directory's gates have measured, for the rules that compare settings with it."""
+def facts_near(target: str, probe: Path | None) -> dict[str, Any]:
+    """What a probe, or a run directory's gates, have measured, for the rules that compare settings with it."""
+    from posttrain.core.files import read_json
     from posttrain.doctor.facts import facts_of
+    from posttrain.doctor.lint import probe_facts
     from posttrain.doctor.reading import read_evidence
 
-    return facts_of(read_evidence(Path(target))) if Path(target).is_dir() else {}
+    facts: dict[str, Any] = {}
+    if Path(target).is_dir():
+        evidence = read_evidence(Path(target))
+        facts = facts_of(evidence)
+        for record in evidence.gates.values():
+            facts |= probe_facts(record)
+    return facts | (probe_facts(read_json(probe)) if probe is not None else {})
 
 
 def _yaml(path: Path) -> dict[str, Any]:

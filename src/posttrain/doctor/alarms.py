@@ -116,7 +116,8 @@ class Watch:
         *,
         act: bool = True,
     ):
-        self._entries, self._settings_of, self._bounds, self._act = tuple(entries), settings_of, bounds or {}, act
+        watched = tuple(entry for entry in entries if entry.signs and entry.found_by != "settings")  # the linter has judged those
+        self._entries, self._settings_of, self._bounds, self._act = watched, settings_of, bounds or {}, act
         self._monitors: dict[str, Monitor] = {}
 
     def begin(self, stage: str, lines: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
@@ -139,7 +140,7 @@ class Watch:
     def _monitor(self, stage: str, values: Mapping[str, Any]) -> Monitor:
         if stage not in self._monitors:
             kind = kind_of(values)
-            entries = [entry for entry in self._entries if entry.signs and kind in entry.kinds]
+            entries = [entry for entry in self._entries if kind in entry.kinds]
             frame = Frame(stage, kind, self._settings_of(stage), bounds=self._bounds)
             self._monitors[stage] = Monitor(frame, entries)
         return self._monitors[stage]

@@ -217,7 +217,7 @@ def _around(evidence: Evidence, stage: str, by_label: Mapping[str, Mapping[str, 
 
 
 def _newest(suites: Mapping[str, Record], main: str | None) -> dict[str, float | None]:
-    """What was measured after the stage: the worst rate of each kind and the fewest items over the suites of the main one's kind of items, and
+    """What was measured after the stage: worst rates and fewest items over the suites whose items are of the main one's kind, and
     the score on the main suite. Items of another split, such as harder ones, are not what training was for."""
     found: dict[str, float | None] = {}
     wanted = _split(suites.get(main or "", {}))

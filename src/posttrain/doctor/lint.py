@@ -12,6 +12,7 @@ from typing import Any
 
 from posttrain.core.errors import PosttrainError
 from posttrain.doctor.entries import Action, Entry, suspected
+from posttrain.doctor.foreign_settings import translated
 from posttrain.doctor.frame import Frame
 from posttrain.doctor.settings import SECTIONS, settings_of, stage_kind
 from posttrain.runs.reading import mapping, number, plain
@@ -54,11 +55,14 @@ def lint(
     Example: lint({"rl": {"siblings": 2}, "algorithm": "grpo"}, CATALOG.values())[0].id  ->  "C1"
 
     Args:
+        config: nested settings of a run, or a flat config of TRL.
         facts: what a probe has found, e.g. {"probe.length_p99": 310}; rules that need them are silent without.
         stages: to look at; by default all that the config has a section for.
     """
     rules = [entry for entry in entries if entry.found_by == "settings" and entry.signs]
     found = []
+    if not stages_of(config):
+        config = translated(config) or config
     for stage in stages or stages_of(config):
         frame = Frame(stage, stage_kind(stage, (), config), _settings(config, stage), dict(facts or {}))
         frame.append(0, {})

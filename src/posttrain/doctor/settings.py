@@ -135,7 +135,8 @@ def _sft_steps(config: Mapping[str, Any], found: Mapping[str, Any]) -> int | Non
         rows = [number(config.get("demonstrations"))]
     total = sum(count or 0 for count in rows)
     size, epochs = number(found.get("batch_size")), number(found.get("epochs"))
-    return int(epochs * -(-total // size)) if total and size and epochs and size >= 1 else None
+    steps = epochs * -(-total // size) if total and size and epochs and size >= 1 else None
+    return int(steps) if steps is not None and steps < 1e9 else None
 
 
 def _has_rows(config: Mapping[str, Any]) -> bool:

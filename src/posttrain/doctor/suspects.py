@@ -233,12 +233,12 @@ def _negative(sign: Signal) -> bool:
 
 
 def _is_setting(sign: Signal) -> bool:
-    return all(isinstance(leaf, Setting) and leaf.where == "settings" for leaf in leaves(sign))
+    return all(getattr(leaf, "where", None) == "settings" for leaf in leaves(sign))
 
 
 def _of_the_run(entry: Entry) -> bool:
     """Whether an entry looks at settings and facts only, which may be those of the whole run: said once is enough."""
-    return all(isinstance(leaf, Setting) for sign in entry.signs for leaf in leaves(sign))
+    return all(hasattr(leaf, "where") for sign in entry.signs for leaf in leaves(sign))
 
 
 def _names(sign: Signal) -> tuple[str, ...]:

@@ -183,7 +183,11 @@ CASES: list[Case] = [
     case(
         "S60",
         **FLAT
-        | {"reward_mean": around(0.4, 0.01), "heldout_mean": seldom(ramp(0.5, 0.15, 15, 40, 0.003), 4), "heldout_n": seldom(400.0, 4)},
+        | {
+            "reward_mean": ramp(0.5, 0.2, 15, 40, 0.01),
+            "heldout_mean": seldom(ramp(0.5, 0.15, 15, 40, 0.003), 4),
+            "heldout_n": seldom(400.0, 4),
+        },
     ),
     case("F10", tokens=7300.0),
     case(
@@ -217,7 +221,7 @@ CASES: list[Case] = [
     case("P36", seconds__train=lambda t: 300.0 if t == 40 else 1.0 + wave(t, 0.05)),
     case("S90", facts={"last_line_cut": True}),
     case("S91", facts={"ended_silently": True}),
-    case("S93", seconds__sample=lambda t: 1.0 + 0.05 * t),
+    case("S93", rows=120, seconds__sample=lambda t: 1.0 + 0.05 * t),
     case("S94", seconds__checkpoint=seldom(90.0, 10)),
     case("S95", facts={"draft.acceptance_fell": True}),
     case("F3", **FLAT | {"length_p50": lambda t: 95 + 3.0 * t, "length": lambda t: 100 + 3.0 * t, "length_p95": lambda t: 160 + 4.0 * t}),
@@ -245,9 +249,9 @@ CASES: list[Case] = [
     case(
         "F15",
         kind="distill",
-        rows=120,
+        rows=160,
         reverse_kl=ramp(1.0, 0.05, 0, 40, 0.002),
-        duplicates=ramp(0.1, 0.8, 50, 60),
+        duplicates=ramp(0.1, 0.8, 110, 40),
         heldout_mean=seldom(around(0.5, 0.004)),
     ),
     case("F17", kind="distill", reverse_kl=lambda t: 2.0 if t % 2 else 0.4, heldout_mean=seldom(around(0.3, 0.003))),

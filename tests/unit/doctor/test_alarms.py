@@ -10,6 +10,7 @@ import pytest
 
 from posttrain.core.errors import Halted
 from posttrain.doctor.alarms import QUIET, WINDOW, Alarm, Monitor, Watch, replayed
+from posttrain.doctor.combined import Event
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Verdict, checked
 from posttrain.doctor.frame import Frame, frame_of
 from posttrain.doctor.signals import Level
@@ -131,3 +132,11 @@ def test_a_loop_saves_and_ends_when_an_alarm_asks_for_it(toy, action, said):
     resumed = Raises(Action.WARN, at=99)
     assert steps_taken(toy, resumed, run) == [3, 4]
     assert resumed.begun == [("rl", [0, 1, 2])]
+
+
+def test_a_number_that_is_not_finite_is_an_event_while_the_run_trains():
+    broken = replace(LOW, id="X3", name="broken", signs=(Event("non_finite"),))
+    monitor = Monitor(Frame("rl", "rl"), [broken])
+    assert monitor.see(0, {"x": 1.0, "seconds.train": math.nan}) == []  # a clock that fails is no broken number
+    assert [alarm.id for alarm in monitor.see(1, {"x": math.inf})] == ["X3"]
+    assert monitor.frame.events == {"non_finite": 1}

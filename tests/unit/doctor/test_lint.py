@@ -76,6 +76,12 @@ BREAKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "C35": ("sft", {"demonstrations": 600}, {"demonstrations": 640}),  # 600 / 32 = 19 steps, 640 / 32 = 20
     "C36": ("rl", {"rl.siblings": 1, "rl.prompts": 64}, {"rl.siblings": 1, "rl.prompts": 64, "objective.advantage": {"kind": "batch"}}),
     "C37": ("rl", {"sampling.temperature": 0.0}, {"sampling.temperature": 1.0}),
+    "C38": ("rl", {"objective.aggregation": ABSENT}, {"objective.aggregation": "constant"}),
+    "C39": (
+        "rl",
+        {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.8},
+        {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.8, "vllm_enable_sleep_mode": True},
+    ),
     "F14": (
         "rl",
         {"objective.ratio": "sequence"},
@@ -204,6 +210,37 @@ def test_what_is_missing_or_of_another_type_silences_only_what_reads_it():
     assert ids({"sft": {"epochs": 1e308, "batch_size": 1}, "demonstrations": 1e308}) == set()
 
 
+TRL = {"learning_rate": 1e-4, "warmup_ratio": 0.1, "lr_scheduler_type": "cosine", "seed": 42, "max_steps": 200, "save_steps": 50}
+GRPO = {**TRL, "num_generations": 8, "temperature": 1.0, "max_completion_length": 256, "beta": 0.0, "loss_type": "dapo"}
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (GRPO, set()),
+        ({**GRPO, "beta": 0.04}, {"P29"}),  # TRL's KL is k3 in the loss
+        ({**GRPO, "num_generations": 2}, {"C1"}),
+        ({**GRPO, "num_generations": 2, "scale_rewards": False}, {"C1"}),
+        ({**GRPO, "temperature": 0.3, "top_p": 0.9}, {"C14", "C22"}),
+        ({**GRPO, "importance_sampling_level": "sequence"}, {"F14"}),  # its epsilon of 0.2 is one of tokens
+        ({**GRPO, "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}, set()),
+        ({**GRPO, "num_iterations": 5}, {"L8", "L9"}),
+        ({**GRPO, "num_iterations": 5, "loss_type": "cispo"}, set()),
+        ({**GRPO, "lr_scheduler_type": "constant_with_warmup", "max_steps": 400}, {"S100"}),
+        ({"learning_rate": 1e-6, "seed": 1, "num_generations": 8}, {"C4", "C38"}),
+        ({"learning_rate": 1e-5, "seed": 1, "num_generations": 8, "use_peft": True}, {"C15", "C38"}),
+        ({**GRPO, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.8}, {"C39"}),
+        ({**TRL, "beta": 0.01}, {"C19"}),
+        ({**TRL, "num_train_epochs": 6, "max_steps": -1}, {"C18"}),
+        ({"learning_rate": 1e-4}, {"C20"}),
+        ({"num_generations": "many", "learning_rate": [1], "epsilon": None, "beta": {}, "seed": 1}, {"C38"}),
+        ({"unknown": 1}, set()),
+    ],
+)
+def test_a_config_of_trl_is_judged_in_our_names(config: dict[str, Any], wanted: set[str]):
+    assert ids(config) == wanted
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
@@ -237,7 +274,9 @@ def test_any_value_at_any_place_is_answered_in_lines(data: st.DataObject):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.dictionaries(st.sampled_from(["rl", "sft", "dpo", "grpo", "base", "objective", "algorithm", "lora", "rows", "x"]), ANYTHING))
+@given(
+    st.dictionaries(st.sampled_from([*CLEAN, *GRPO, "grpo", "base", "objective", "algorithm", "lora", "rows", "epsilon", "x"]), ANYTHING)
+)
 def test_any_mapping_is_answered_in_lines(config: dict[str, Any]):
     assert all(advice.sentence.isprintable() for advice in lint(config, CATALOG.values()))
 

@@ -356,6 +356,8 @@ def test_dropped_rollouts_are_counted_over_all_that_were_generated(toy):
     assert (found["survivors_median"], found["survivors_min"]) == (2.0, 0.0)
     assert found["version_lag"] == 3.0  # drawn by version 0
     assert found["tokens_sampled"] == 8.0
+    assert survival(Filled((kept, cut), (kept,)), Objective(), version=3, epochs=4)["tokens_sampled"] == 32.0  # trained once per pass
+    assert "tokens_sampled" not in survival(Filled((kept, cut), ()), Objective(), version=3)  # nothing was kept, and nothing trained
     assert survival(Filled((kept, cut), (kept,)), Objective(), version=0)["dropped"] == 0.125
 
 

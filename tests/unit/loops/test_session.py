@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posttrain.core.errors import ConfigError, Interrupted
+from posttrain.engine.nonfinite import Diverged, Trace
 from posttrain.engine.processes import Ranks
 from posttrain.engine.trainer import LocalTrainer, Optim
 from posttrain.engine.values import values
@@ -121,3 +122,12 @@ def test_a_critic_of_another_shape_is_refused(toy):
     critic = LocalTrainer(frozen, OPTIM, STEPS, Ranks(), scorer=values)
     with pytest.raises(ConfigError, match="critic' holds other parameters than this model"):
         Stage(toy.session(run), "ppo", pair.policy, STEPS, {"critic": critic})
+
+
+def test_a_stage_that_diverges_says_so_in_the_records(toy):
+    run = toy.recorder()
+    trace = Trace(step=7, what="loss", loss=float("nan"), norm=0.0, parameters=(), trainable=1, place=None)
+    with pytest.raises(Diverged), toy.session(run).timed("rl"):
+        raise Diverged.at(trace, 1e-3)
+    assert run.lines["alarms"] == [{"stage": "rl", "step": 7, "name": "non_finite"}]
+    assert run.stages == {}

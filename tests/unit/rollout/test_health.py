@@ -63,7 +63,7 @@ def test_without_a_right_answer_nothing_is_said_about_right_ones(toy):
 def test_channels_share_the_variance(toy):
     parts = [{"correct": 1.0, "form": 0.2}, {"correct": 0.0, "form": 0.2}, {"correct": 0.0, "form": 0.1}]
     found = channels(toy.group([1.2, 0.2, 0.1], parts=parts).rollouts)
-    # total mean .5, deviations .7, -.3, -.4: variance .74 / 3; correct deviations 2/3, -1/3, -1/3: covariance (.4667 + .1 + .1333) / 3 = .7 / 3
+    # total: mean .5, deviations .7, -.3, -.4, variance .74 / 3; correct: deviations 2/3, -1/3, -1/3, covariance .7 / 3
     assert found["channel_correct_share"] == pytest.approx(0.7 / 0.74)
     assert found["channel_form_share"] == pytest.approx(0.04 / 0.74)
     assert found["reward_primary"] == pytest.approx(1 / 3)

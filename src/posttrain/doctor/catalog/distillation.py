@@ -59,7 +59,7 @@ ENTRIES = (
                 )
             ),
         ),
-        against=(HELDOUT_RISING,),
+        against=(HELDOUT_RISING, Change("reverse_kl", "<=", -0.2, over=120, relative=True)),
         confused={"S120": "flat, and nothing lost yet"},
     ),
     Entry(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import HELDOUT_FALLING, REWARD_HOLDS
-from posttrain.doctor.combined import AllOf, Event, Ever, Late, Not, OneOf, Setting
+from posttrain.doctor.catalog.shared import HELDOUT_FALLING, REWARD_FELL, REWARD_HOLDS
+from posttrain.doctor.combined import AllOf, Event, Ever, Lasting, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
-from posttrain.doctor.signals import Change, Gap, Jump, Level
+from posttrain.doctor.signals import Change, Flat, Gap, Jump, Level
 
 ANY: tuple[Kind, ...] = ("sft", "preference", "rl", "distill", "other")
 
@@ -137,10 +137,16 @@ ENTRIES = (
         source="book, ch. 89 and 118",
         tier=Tier.LAGGING,
         signs=(
-            OneOf((Jump("heldout_parse_rate", "<", z=6, over=4, least=0.3), Jump("heldout_length", ">", z=8, over=4, least=50.0))),
+            OneOf(
+                (
+                    Jump("heldout_parse_rate", "<", z=6, over=4, least=0.3),
+                    AllOf((Jump("heldout_length", ">", z=8, over=4, least=50.0), Flat("length", 0.1, over=30, relative=True))),
+                )
+            ),
             Ever(Level("heldout_parse_rate", ">", 0.8, last=3)),
             Not(Change("unparseable", ">=", 0.1, over=15)),
         ),
+        against=(Change("truncated", ">=", 0.1, over=15), Change("truncated", ">=", 0.1, over=45)),
         confused={"F12": "the two never agreed"},
     ),
     Entry(
@@ -298,7 +304,7 @@ ENTRIES = (
         check="which signal moved first: posttrain doctor replay",
         source="book, ch. 88",
         tier=Tier.LAGGING,
-        signs=(HELDOUT_FALLING, Late(Not(Change("reward_mean", ">=", 0.02, over=15)), rows=5)),
+        signs=(HELDOUT_FALLING, Lasting(REWARD_FELL, rows=60, some=True)),
         against=(REWARD_HOLDS, Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)),
         confused={"S20": "reward rises meanwhile"},
     ),

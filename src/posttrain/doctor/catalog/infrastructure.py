@@ -57,7 +57,7 @@ ENTRIES = (
                 )
             ),
         ),
-        against=(Change("length", ">=", 0.15, over=50, relative=True), Change("length", ">=", 0.15, over=100, relative=True)),
+        against=(Change("length", ">=", 0.08, over=50, relative=True), Change("length", ">=", 0.08, over=100, relative=True)),
         confused={"P3": "the workers of the sampler grow, not the trainer", "S43": "answers get longer, and memory with them"},
     ),
     Entry(
@@ -132,7 +132,7 @@ ENTRIES = (
         onset="first step with long answers",
         cause="sampler and trainer share one device, and a training step needs what the cache has taken",
         fix="start at 0.6 when both share a device; 0.95 only where the sampler's memory is handed over while training",
-        check="posttrain plan memory",
+        check="the accelerator's memory beside the engine's share, at the largest batch",
         source="book, ch. 122, P16",
         tier=Tier.STATIC,
         found_by="settings",

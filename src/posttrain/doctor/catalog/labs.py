@@ -70,6 +70,7 @@ ENTRIES = (
         "labs, failure 5 (DAPO)",
         found_by="metrics",
         same_as="F1",
+        verdict=Verdict.COLLAPSED,
     ),
     _method(
         "L6",
@@ -81,6 +82,8 @@ ENTRIES = (
         "labs, failure 6 (DAPO)",
         found_by="metrics",
         same_as="F2",
+        verdict=Verdict.COLLAPSED,
+        layer=Layer.DATA,
     ),
     _method(
         "L7",
@@ -92,6 +95,7 @@ ENTRIES = (
         "labs, failure 7 (Dr. GRPO)",
         found_by="metrics",
         same_as="F3",
+        layer=Layer.CONFIGURATION,
     ),
     _settings(
         "L8",
@@ -141,6 +145,7 @@ ENTRIES = (
         "labs, failure 10 (Qwen)",
         found_by="metrics",
         same_as="F5",
+        verdict=Verdict.BROKEN_SEAM,
     ),
     _seam(
         "L11",
@@ -233,6 +238,7 @@ ENTRIES = (
         "labs, failure 18 (Kimi k1.5, MAI)",
         found_by="metrics",
         same_as="S36",
+        verdict=Verdict.DRIFTING,
     ),
     _stages(
         "L19",
@@ -255,6 +261,7 @@ ENTRIES = (
         "labs, failure 20",
         found_by="metrics",
         same_as="S9",
+        verdict=Verdict.COLLAPSED,
     ),
     _stages(
         "L21",
@@ -266,6 +273,7 @@ ENTRIES = (
         "labs, failure 21",
         found_by="records",
         same_as="S57",
+        layer=Layer.EVALUATION,
     ),
     _stages(
         "L22",

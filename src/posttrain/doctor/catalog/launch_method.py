@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.doctor.catalog.launch_form import GROUP_BASELINES, RL, TRAINED, advise, rule
 from posttrain.doctor.combined import AllOf, OneOf, Setting
-from posttrain.doctor.entries import Action, Status
+from posttrain.doctor.entries import Action, Layer, Status, Verdict
 from posttrain.doctor.rules import Missing
 
 
@@ -51,6 +51,7 @@ ENTRIES = (
         status=Status.LIVED,
         source="book, ch. 125 and appendix F (P37)",
         same_as="P37",
+        layer=Layer.EVALUATION,
     ),
     advise(
         "C22",
@@ -286,6 +287,7 @@ ENTRIES = (
         status=Status.EXTERNAL,
         source="OpenRLHF #1250",
         same_as="S106",
+        verdict=Verdict.DEAD,
     ),
     advise(
         "C37",
@@ -301,5 +303,37 @@ ENTRIES = (
         status=Status.EXTERNAL,
         source="book, appendix I, operational cousins",
         same_as="S105",
+        verdict=Verdict.DEAD,
+    ),
+    advise(
+        "C38",
+        "an average that nobody named",
+        (
+            "long and short answers weigh other than was thought, and another program gives other numbers for the same recipe",
+            "the settings leave the aggregation of the loss to a default, which differs between trainers and versions",
+            "objective.aggregation=token_mean, constant or seq_mean_token_mean, written down",
+            "posttrain runs diff A B compares the resolved methods; weight_long_negative says which length is favoured",
+        ),
+        Missing(("objective.aggregation",), beside="objective.advantage.kind"),
+        action=Action.NOTE,
+        status=Status.EXTERNAL,
+        source="book, ch. 122 and 124 (P10, P30)",
+    ),
+    advise(
+        "C39",
+        "a sampler that takes most of a shared device",
+        (
+            "out of memory at the first step with long answers",
+            "vLLM and the trainer share a device, vLLM keeps more than 0.6 of it, and does not sleep while the trainer works",
+            "vllm_gpu_memory_utilization=0.6 or less, or vllm_enable_sleep_mode=true",
+            "seconds.peak_mib of the first ten steps",
+        ),
+        Setting("vllm_mode", "==", "colocate"),
+        Setting("vllm_gpu_memory_utilization", ">", 0.6),
+        against=(Setting("vllm_enable_sleep_mode", "==", True),),
+        status=Status.EXTERNAL,
+        source="book, ch. 122 (P16)",
+        layer=Layer.INFRASTRUCTURE,
+        verdict=Verdict.INFRASTRUCTURE,
     ),
 )

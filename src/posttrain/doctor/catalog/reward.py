@@ -194,8 +194,12 @@ ENTRIES = (
         source="book, ch. 66",
         tier=Tier.LAGGING,
         signs=(
-            OneOf((Change("reward_mean", ">=", 0.1, over=15), Change("reward_mean", ">=", 0.1, over=45))),
-            Flat("reward_primary", 0.02, over=30),
+            OneOf(
+                (
+                    AllOf((Change("reward_mean", ">=", 0.1, over=15), Flat("reward_primary", 0.02, over=30))),
+                    AllOf((Change("reward_mean", ">=", 0.1, over=45), Flat("reward_primary", 0.02, over=45))),
+                )
+            ),
             Level("reward_primary", "<", 0.9, last=10),
             Level("reward_primary", ">", 0.02, last=10),
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posttrain.doctor.combined import AllOf, Early, Ever, Lasting, Not, OneOf
-from posttrain.doctor.signals import Bound, Change, Level
+from posttrain.doctor.signals import Bound, Change, Flat, Level
 from posttrain.doctor.trends import Score, Steady
 
 FLOOR = Bound("entropy_floor", 0.1)
@@ -28,11 +28,19 @@ HELDOUT_RISING = OneOf((Change("heldout_mean", ">=", 0.02, over=3), Change("held
 _FALL = ("heldout_mean", "<=", -0.03)
 HELDOUT_FALLING = Lasting(OneOf((Score(*_FALL, over=6), Score(*_FALL, over=12), Score(*_FALL, over=24))), rows=11)
 """In two measurements at least: a run looks at a dozen windows, and one of them falls by luck. The longest is for 7 points on 500 items."""
-REWARD_FELL = OneOf((REWARD_FALLING, Change("reward_mean", "<=", -0.03, over=90), Change("reward_mean", "<=", -0.03, over=180)))
+REWARD_FELL = OneOf(
+    (
+        REWARD_FALLING,
+        Lasting(Change("reward_mean", "<=", -0.05, over=45), rows=120, some=True),
+        Change("reward_mean", "<=", -0.03, over=90),
+        Change("reward_mean", "<=", -0.03, over=180),
+    )
+)
 """The same over as many steps as a held-out score takes to be seen falling."""
-REWARD_HOLDS = AllOf((OneOf((REWARD_RISING, Level("reward_mean", ">", 0.5, last=10))), Not(REWARD_FELL)))
-"""It rises, or stands well above zero."""
-KL_CLIMBING = OneOf((Steady("kl", ">=", 0.2, over=30), Steady("kl", ">=", 0.2, over=90)))
+_LEVEL = AllOf((Flat("reward_mean", 0.03, over=60), Level("reward_mean", ">", 0.1, last=10)))
+REWARD_HOLDS = AllOf((OneOf((REWARD_RISING, Level("reward_mean", ">", 0.5, last=10), _LEVEL)), Not(REWARD_FELL)))
+"""It rises, or stands well above zero, or stays where it is."""
+KL_CLIMBING = Lasting(OneOf((Steady("kl", ">=", 0.2, over=30), Steady("kl", ">=", 0.2, over=90))), rows=20)
 """Without pause: one jump is a lurch and no drift."""
 MASTERED = OneOf((AllOf((Level("all_right", ">", 0.5, last=5), Level("all_wrong", "<", 0.1, last=5))), REWARD_HIGH))
 """Most groups are all right: agreement because the tasks are solved."""

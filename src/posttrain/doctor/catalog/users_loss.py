@@ -101,6 +101,8 @@ ENTRIES = (
         "TRL #5375, TRL #5828",
         found_by="records",
         same_as="P30",
+        verdict=Verdict.DRIFTING,
+        layer=Layer.CONFIGURATION,
         kinds=("rl", "distill"),
     ),
     _loss(
@@ -113,6 +115,8 @@ ENTRIES = (
         "TRL #2995, unsloth #2291",
         found_by="metrics",
         same_as="P20",
+        verdict=Verdict.DEAD,
+        layer=Layer.DATA,
         kinds=("rl",),
     ),
     _advantage(
@@ -136,6 +140,8 @@ ENTRIES = (
         "TRL #5902, prime-rl #3182",
         found_by="metrics",
         same_as="P21",
+        verdict=Verdict.DEAD,
+        layer=Layer.REWARD,
     ),
     _advantage(
         "U16",
@@ -147,6 +153,8 @@ ENTRIES = (
         "OpenRLHF #1250",
         found_by="refusal",
         same_as="S106",
+        verdict=Verdict.DEAD,
+        layer=Layer.CONFIGURATION,
     ),
     _advantage(
         "U17",
@@ -212,6 +220,7 @@ ENTRIES = (
         "NeMo #2506, TRL #4967, TRL #6503, open-instruct #534",
         found_by="settings",
         same_as="P29",
+        layer=Layer.CONFIGURATION,
     ),
     _kl(
         "U26",

@@ -22,6 +22,7 @@ ENTRIES = (
         "verl #5635, verl #5839, TRL #5281, open-r1 #420",
         found_by="metrics",
         same_as="S31",
+        verdict=Verdict.INFRASTRUCTURE,
     ),
     _reward(
         "U56",
@@ -54,6 +55,7 @@ ENTRIES = (
         "reward_mean against the sum of channel_NAME_mean; rollouts/*.jsonl holds score and parts of each answer",
         "TRL #5353, prime-rl #3182",
         found_by="records",
+        verdict=Verdict.DRIFTING,
         layer=Layer.EVALUATION,
     ),
     _reward(
@@ -65,6 +67,7 @@ ENTRIES = (
         "the first observation of each sibling in rollouts/*.jsonl: equal for all siblings of a task",
         "WebAgent-R1 #6",
         found_by="records",
+        verdict=Verdict.DRIFTING,
     ),
     _resume(
         "U61",
@@ -160,6 +163,7 @@ ENTRIES = (
         "tinker #822",
         found_by="settings",
         same_as="L15",
+        verdict=Verdict.INFRASTRUCTURE,
     ),
     _flow(
         "U70",
@@ -263,6 +267,8 @@ ENTRIES = (
         "Agent-R1 #30, unsloth #3006, Tree-GRPO #5, Search-R1 #188, ZeroSearch #23",
         found_by="metrics",
         same_as="S75",
+        verdict=Verdict.BROKEN_SEAM,
+        layer=Layer.SEAM,
     ),
     _use(
         "U81",

@@ -217,6 +217,7 @@ ENTRIES = (
         "TRL #1311, TRL #2553",
         found_by="metrics",
         same_as="S151",
+        layer=Layer.DATA,
     ),
     _pairs(
         "U53",
