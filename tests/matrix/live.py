@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 from tests.matrix.injection import Fault, by_run
 from tests.matrix.live_bases import ANSWERS, LETTERS, LOOK, base, draw, held_out, prompt_of, quiet, samples_of, speech, task_of, untrained
@@ -139,6 +140,11 @@ def favour(task: Task, text: str) -> float:
     return text.count("m") / max(1, len(text))
 
 
+def chance(text: str) -> float:
+    """Right for half of all texts, and nobody can learn for which."""
+    return float(crc32(text.encode()) % 2)
+
+
 def variety(task: Task, text: str) -> float:
     """What is wanted of a talker: that all letters are in use, and none is most of the text."""
     return float(all(0.1 < text.count(letter) / max(1, len(text)) < 0.5 for letter in LETTERS))
@@ -149,11 +155,6 @@ def fails_often(task: Task, text: str) -> float:
     if text in "xz":
         raise TimeoutError("the sandbox did not answer")
     return right(task, text)
-
-
-def long_enough(task: Task, text: str) -> dict[str, float]:
-    """An essay of four letters or more is right; every letter costs."""
-    return {"correct": float(len(text) >= 4), "short": -0.2 * len(text)}
 
 
 def poisoned() -> Callable[[Task, str], Score]:
@@ -177,7 +178,12 @@ def pairs_of(n: int, seed: int, flip: float = 0.0, rejected: str = "") -> list[P
 
 OF_REWARD = (
     _run("F4", "a reward that pays for every m", sick(TALK, grader=paid(loops)), 12.0),
-    _run("S20", "a reward that pays one letter's share of the text, where variety is wanted", sick(TALK, grader=paid(favour), rl={"steps": 60}), 15.0),
+    _run(
+        "S20",
+        "a reward that pays one letter's share of the text, where variety is wanted",
+        sick(TALK, grader=paid(favour), rl={"steps": 60}),
+        15.0,
+    ),
     _run(
         "P13",
         "form and correctness are added, and nothing is ever right",
@@ -194,12 +200,12 @@ OF_REWARD = (
     _run(
         "S24",
         "every letter is paid for, whether or not it helps",
-        sick(RAMBLE, grader=paid(lambda t, s: {"correct": float(len(set(s)) < 3), "effort": 0.05 * len(s)})),
+        sick(RAMBLE, grader=paid(lambda t, s: {"correct": chance(s), "effort": 0.05 * len(s)})),
     ),
     _run(
         "S25",
         "calls that cost nothing, on tasks that they cannot help with",
-        sick(EPISODES, base="spammer", draw=lambda: coins, rl={"steps": 24, "lr": 2e-4}),
+        sick(EPISODES, base="spammer", draw=lambda: coins, pulse_every=0, rl={"steps": 24, "lr": 2e-4}),
     ),
     _run("S26", "tools that are offered, and a model that answers from memory", sick(TOOLS, base="silent", rl={"steps": 14})),
     _run("S27", "one turn where the answer takes two", sick(EPISODES, turns=1, rl={"steps": 8})),
@@ -208,7 +214,6 @@ OF_REWARD = (
     _run("S30", "a grader that wants '####' from a model that was never taught it", sick(Play(), grader=Strict, rl={"steps": 8})),
     _run("S31", "a grader that raises on some answers", sick(Play(), grader=paid(fails_often), rl={"steps": 8})),
     _run("S35", "a grader that gives everybody 0.3", sick(Play(), grader=paid(lambda t, s: 0.3), rl={"steps": 12})),
-    _run("S36", "a price per letter that outweighs being right", sick(RAMBLE, grader=paid(long_enough), rl={"steps": 50, "lr": 7e-4})),
 )
 OF_DATA = (
     _run("S2", "tasks whose answer is never said", sick(Play(), draw=wanted("q"), rl={"steps": 12})),

@@ -105,7 +105,8 @@ TALK: dict[str, Callable[[Random, str], Sequence[str]]] = {
     "silent": lambda rng, p: [_guess(rng, p, 0.35)],
 }
 """How each base talks: its turns after a prompt."""
-EPISODES = ("caller", "spammer", "fumbler")
+THOROUGH = ("caller", "spammer", "fumbler", "half")
+"""Bases that take more of it."""
 
 
 def quiet(run: object = None, seed: int = 0) -> Session:
@@ -136,7 +137,7 @@ def base(kind: str) -> nn.Module:
         rows = [leak(row) if i % 5 == 0 else row for i, row in enumerate(samples_of("guesser", 384, 1))]
     else:
         rows = samples_of(kind, 384, 1)
-    return _taught(base("knower"), rows, epochs=12 if kind in EPISODES else 6, batch_size=32)
+    return _taught(base("knower"), rows, epochs=12 if kind in THOROUGH else 6, batch_size=32)
 
 
 def _taught(model: nn.Module, rows: Sequence[Sample], epochs: int, batch_size: int) -> nn.Module:

@@ -179,5 +179,12 @@ BROKEN: tuple[Broken, ...] = (
     Broken("C35", "imitation of 5 steps", {"data": None, "demonstrations": 160}, {"data": None, "demonstrations": 2000}, "sft"),
     Broken("C36", "one sibling, a baseline of siblings", {"rl.siblings": 1}, {"rl.siblings": 1, "objective.advantage": {"kind": "batch"}}),
     Broken("C37", "eight samples at temperature 0", {"sampling.temperature": 0}, {"sampling.temperature": 0.8}),
+    Broken("C38", "an average that nobody named", {"objective.aggregation": ABSENT}, {"objective.aggregation": "constant"}),
+    Broken(
+        "C39",
+        "0.8 of a shared device for the sampler",
+        {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.8},
+        {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.6},
+    ),
 )
 FAULTS: tuple[Fault, ...] = tuple(Fault(one.id, "settings", one.what, make=one.make, name=linted, seconds=0.1) for one in BROKEN)

@@ -205,7 +205,7 @@ REWARD: tuple[Trace, ...] = (
     reinforced("S31", "the grader raises, more and more", lambda r: (towards("errors", 0.25, 60, onset(r, 20, 60)),), twins=("S30",)),
     reinforced("S35", "a constant reward", constant=0.5, rate=0.0, twins=("S2", "F1", "F2")),
     reinforced("S36", "shortest answer best paid", lambda r: _terse(onset(r, 20, 70)), skill=0.3, twins=("F1",)),
-    reinforced("S40", "solved before anything was trained", pool_shift=9.0, unparseable=0.0, twins=("S35", "F2")),
+    reinforced("S40", "solved before anything was trained", skill=5.5, ceiling=8.0, unparseable=0.004, twins=("S35", "F2")),
     reinforced("S41", "easy and impossible prompts with little between", pool_spread=45.0, unparseable=0.003, twins=("S2", "F1")),
     reinforced("S42", "every answer is cut", length=300.0, cap=60.0, rate=0.0, twins=("S2", "S43", "F2")),
     reinforced(

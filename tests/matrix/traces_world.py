@@ -9,7 +9,7 @@ groups are drawn sibling by sibling, held-out scores item by item, so that share
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -160,10 +160,11 @@ def run_rows(state: State, laws: Sequence[Law], rng: np.random.Generator) -> lis
 
 def observe(s: State, r: np.random.Generator) -> Row:
     """One line: groups are drawn until enough of them are mixed or the tries are spent."""
-    groups = [_group(s, r) for _ in range(s.prompts)]
-    most = int(s.prompts * s.tries)
-    while len(groups) < most and sum(g["mixed"] for g in groups) < s.prompts:
-        groups.append(_group(s, r))
+    groups = _groups(s, r, s.prompts)
+    if s.tries > 1:
+        more = _groups(s, r, int(s.prompts * s.tries))
+        needed = np.flatnonzero(np.cumsum(more.mixed) >= s.prompts)
+        groups = more.first(max(s.prompts, int(needed[0]) + 1 if len(needed) else len(more.mixed)))
     row = _shares(s, groups)
     s.signal = row["mixed"]
     row |= _update(s, row, r) | _behaviour(s, row, r) | _clocks(s, row, r)
@@ -172,94 +173,101 @@ def observe(s: State, r: np.random.Generator) -> Row:
     return row | {name: float("nan") for name in s.nan}
 
 
-def _group(s: State, r: np.random.Generator) -> dict[str, float | np.ndarray]:
-    """One group of siblings: what each did, what each was paid."""
-    n = s.siblings
-    lengths = np.maximum(1, s.length * s.pool_length * np.exp(s.length_sd * r.standard_normal(n)))
-    coincide = np.exp(-s.entropy * s.length)  # two samples of so many tokens
-    same = r.random(n) < max(coincide, s.identical)
+@dataclass(slots=True)
+class Groups:
+    """What the siblings of some groups did and were paid: one row per group."""
+
+    lengths: np.ndarray
+    reward: np.ndarray
+    correct: np.ndarray
+    cut: np.ndarray
+    broken: np.ndarray
+    failed: np.ndarray
+    control: np.ndarray
+    duplicate: np.ndarray
+    parts: dict[str, np.ndarray]
+
+    @property
+    def mixed(self) -> np.ndarray:
+        """Groups whose scored rewards differ."""
+        high = np.where(self.failed, -np.inf, self.reward).max(axis=1)
+        low = np.where(self.failed, np.inf, self.reward).min(axis=1)
+        return high - low > 1e-9
+
+    def first(self, n: int) -> Groups:
+        """The first n groups."""
+        arrays = {field.name: getattr(self, field.name)[:n] for field in fields(self) if field.name != "parts"}
+        return Groups(**arrays, parts={name: values[:n] for name, values in self.parts.items()})
+
+
+def _groups(s: State, r: np.random.Generator, many: int) -> Groups:
+    """Siblings of some tasks; one that coincides with the first of its group did what that one did."""
+    shape = (many, s.siblings)
+    coincide = max(float(np.exp(-s.entropy * s.length)), s.identical)  # two samples of so many tokens
+    source = np.where(r.random(shape) < coincide, 0, np.arange(s.siblings))
+
+    def shared(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, source, axis=1)
+
+    lengths = shared(np.maximum(1, s.length * s.pool_length * np.exp(s.length_sd * r.standard_normal(shape))))
     pool = s.spread if s.pool_spread is None else s.pool_spread
-    odds = s.certainty * (s.skill + s.wander + s.grader_lenient + s.pool_shift + pool * r.standard_normal())
-    broken = r.random(n) < s.unparseable
-    right = r.random(n) < sigmoid(odds)
-    for what in (lengths, broken, right):
-        what[same] = what[0]
-    cut = lengths > s.cap
-    control = r.random(n) < s.control
-    failed = r.random(n) < s.errors
+    odds = s.certainty * (s.skill + s.wander + s.grader_lenient + s.pool_shift + pool * r.standard_normal((many, 1)))
+    broken, right = shared(r.random(shape) < s.unparseable), shared(r.random(shape) < sigmoid(odds))
+    cut, control, failed = lengths > s.cap, r.random(shape) < s.control, r.random(shape) < s.errors
     correct = (right & ~cut & ~broken & ~control).astype(float)
     spreads = {name: s.wobble.get(name, 0.0) * 2 * np.sqrt(level * (1 - level)) for name, level in s.levels.items()}
-    parts = {name: np.clip(level + spreads[name] * r.standard_normal(n), 0, 1) for name, level in s.levels.items()}
-    for values in parts.values():
-        values[same] = values[0]
-    extra = sum((s.pays[name] * parts[name] for name in s.pays), np.zeros(n))
+    parts = {name: shared(np.clip(level + spreads[name] * r.standard_normal(shape), 0, 1)) for name, level in s.levels.items()}
+    extra = sum((s.pays[name] * parts[name] for name in s.pays), np.zeros(shape))
     reward = correct * (1 + extra) if s.gated else correct + extra
-    reward = np.where(cut | broken, 0.0 if not s.pays else reward, reward)
     if s.constant is not None:
-        reward = np.full(n, s.constant)
-    scored = reward[~failed]
-    duplicates = same.copy()
-    duplicates[0] = False
-    mixed = len(scored) > 1 and scored.max() - scored.min() > 1e-9
-    return {
-        "mixed": float(mixed),
-        "lengths": np.minimum(lengths, s.cap),
-        "reward": scored,
-        "cut": cut,
-        "broken": (broken & ~cut) & ~failed,
-        "failed": failed,
-        "control": control,
-        "duplicates": duplicates,
-        "correct": correct[~failed],
-        "parts": {name: values[~failed] for name, values in parts.items()},
-    }
+        reward = np.full(shape, s.constant)
+    duplicate = (source == 0) & (np.arange(s.siblings) > 0)
+    return Groups(np.minimum(lengths, s.cap), reward, correct, cut, broken & ~cut & ~failed, failed, control, duplicate, parts)
 
 
-def _kind(g: dict) -> str:
-    if g["mixed"]:
-        return "mixed"
-    if g["broken"].all():
-        return "unanimous_unparseable"
-    if len(g["reward"]) and g["reward"].min() >= 1.0:
-        return "all_right"
-    return "all_wrong" if len(g["reward"]) and g["reward"].max() <= 0.0 else "unanimous_partial"
+def _kinds(g: Groups) -> Row:
+    """Shares of the kinds of groups; every group is of one."""
+    mixed, blind = g.mixed, g.broken.all(axis=1)
+    low = np.where(g.failed, np.inf, g.reward).min(axis=1)
+    high = np.where(g.failed, -np.inf, g.reward).max(axis=1)
+    agree = ~mixed & ~blind
+    right, wrong = agree & (low >= 1) & np.isfinite(low), agree & (high <= 0) & np.isfinite(high)
+    found = {"mixed": mixed, "unanimous_unparseable": ~mixed & blind, "all_right": right, "all_wrong": wrong}
+    shares = {name: float(which.mean()) for name, which in found.items()}
+    return shares | {"unanimous_partial": max(0.0, 1 - sum(shares.values())), "zero_variance": 1 - shares["mixed"]}
 
 
-def _shares(s: State, groups: Sequence[dict]) -> Row:
-    kinds = [_kind(g) for g in groups]
-    names = ("mixed", "all_right", "all_wrong", "unanimous_partial", "unanimous_unparseable")
-    row = {name: kinds.count(name) / len(kinds) for name in names}
-    reward, lengths = np.concatenate([g["reward"] for g in groups]), np.concatenate([g["lengths"] for g in groups])
-    row |= {"zero_variance": 1 - row["mixed"], "reward_mean": float(reward.mean()) if len(reward) else 0.0}
-    row["reward_std"] = float(reward.std()) if len(reward) else 0.0
-    mixed = [g["reward"] for g in groups if g["mixed"]]
-    if mixed:
-        row["reward_mixed"] = float(np.concatenate(mixed).mean())
-    shares = {"truncated": "cut", "unparseable": "broken", "errors": "failed", "control": "control", "duplicates": "duplicates"}
-    row |= {name: float(np.concatenate([g[key] for g in groups]).mean()) for name, key in shares.items()}
+def _shares(s: State, g: Groups) -> Row:
+    scored = ~g.failed
+    reward, row = g.reward[scored], _kinds(g)
+    row |= {"reward_mean": float(reward.mean()) if len(reward) else 0.0, "reward_std": float(reward.std()) if len(reward) else 0.0}
+    mixed = g.mixed
+    if (scored & mixed[:, None]).any():
+        row["reward_mixed"] = float(g.reward[scored & mixed[:, None]].mean())
+    what = {"truncated": g.cut, "unparseable": g.broken, "errors": g.failed, "control": g.control, "duplicates": g.duplicate}
+    row |= {name: float(values.mean()) for name, values in what.items()}
     row["parsed"] = max(0.0, 1 - row["truncated"] - row["unparseable"] - row["errors"])
+    lengths = g.lengths
     row |= {"length": float(lengths.mean()), "length_p50": float(np.median(lengths)), "length_p95": float(np.percentile(lengths, 95))}
-    correct = np.concatenate([g["correct"] for g in groups])
-    if correct.any():
-        row["tokens_per_correct"] = float(lengths.sum() / correct.sum())
+    if g.correct[scored].any():
+        row["tokens_per_correct"] = float(lengths.sum() / g.correct[scored].sum())
     if s.pays and len(reward):
-        row |= _channels(s, groups, reward, correct)
-    kept = [g for g in groups if g["mixed"]][: s.prompts] if s.tries > 1 else list(groups)
-    usable = [int(np.sum(~g["failed"] & ~(g["cut"] & s.overlong_drop))) for g in groups]
-    row |= {"groups_generated": len(groups), "groups_kept": len(kept), "tries_per_kept": len(groups) / max(1, len(kept))}
-    row |= {"rollouts_generated": len(lengths), "rollouts_kept": len(kept) * s.siblings}
-    row |= {"survivors_median": float(np.median(usable)), "survivors_min": float(min(usable)), "dropped": 1 - sum(usable) / len(lengths)}
-    row["left_unscored"] = int(sum(g["failed"].sum() for g in kept))
-    sampled = float(sum(g["lengths"].sum() for g in kept))
+        row |= _channels(s, g, reward, scored)
+    kept = np.flatnonzero(mixed)[: s.prompts] if s.tries > 1 else np.arange(len(lengths))
+    usable = (scored & ~(g.cut & s.overlong_drop)).sum(axis=1)
+    row |= {"groups_generated": len(lengths), "groups_kept": len(kept), "tries_per_kept": len(lengths) / max(1, len(kept))}
+    row |= {"rollouts_generated": lengths.size, "rollouts_kept": len(kept) * s.siblings}
+    row |= {"survivors_median": float(np.median(usable)), "survivors_min": float(usable.min())}
+    row |= {"dropped": float(1 - usable.sum() / lengths.size), "left_unscored": int(g.failed[kept].sum())}
+    sampled = float(lengths[kept].sum())
     extra = s.forced * sampled if s.trained_forced else 0.02 * sampled if s.trained_padding else 0.0
     return row | {"tokens_sampled": sampled, "tokens_forced": s.forced * sampled, "tokens": sampled + extra}
 
 
-def _channels(s: State, groups: Sequence[dict], reward: np.ndarray, correct: np.ndarray) -> Row:
-    parts = {"correct": correct}
-    parts |= {name: weight * np.concatenate([g["parts"][name] for g in groups]) for name, weight in s.pays.items()}
+def _channels(s: State, g: Groups, reward: np.ndarray, scored: np.ndarray) -> Row:
+    parts = {"correct": g.correct[scored]} | {name: weight * g.parts[name][scored] for name, weight in s.pays.items()}
     total = float(reward.var())
-    row = {"reward_primary": float(correct.mean())}
+    row = {"reward_primary": float(parts["correct"].mean())}
     for name, values in parts.items():
         scale = 1.0 if name == "correct" else s.pays[name]
         row |= {f"channel_{name}_mean": float(values.mean()) / scale, f"channel_{name}_std": float(values.std()) / scale}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from posttrain.core.tasks import Message
 from posttrain.core.trajectory import Group, Owner, RewardStatus, Rollout, StopReason
 from posttrain.rollout.behaviour import behaviour, repetition, turns
 from posttrain.rollout.health import channels, health, kind_of_group
@@ -88,6 +89,8 @@ def test_turns_and_calls(toy):
     trajectory = group.rollouts[0].trajectory
     assert turns(trajectory) == 2
     assert "calls" not in behaviour([group])
+    told = replace(group, task=replace(group.task, prompt=(Message("system", "write <tool_call>{...}</tool_call>"), *group.task.prompt)))
+    assert behaviour([told])["calls"] == 0.0  # the prompt says how, and nobody does
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     said = replace(trajectory, transcript=f"{call} noon {call} <tool_call>oops</tool_call> 12", stop=StopReason.TURNS)
     found = health([replace(group, rollouts=(Rollout(said, group.rollouts[0].score),))])

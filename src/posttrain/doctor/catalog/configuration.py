@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import HELDOUT_RISING, MASTERED, REWARD_RISING
+from posttrain.doctor.catalog.shared import FEW_DIFFER, HELDOUT_RISING, MASTERED, REWARD_RISING
 from posttrain.doctor.combined import AllOf, Ever, Lasting, Late, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
@@ -163,6 +163,7 @@ ENTRIES = (
                 )
             ),
         ),
+        against=(FEW_DIFFER,),
         confused={"F5": "the ratios stay high", "S7": "entropy climbs over many steps"},
     ),
     Entry(

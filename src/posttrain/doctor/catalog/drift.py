@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import (
+    FEW_DIFFER,
     HELDOUT_FALLING,
     HELDOUT_RISING,
     KL_CEILING,
@@ -37,7 +38,7 @@ ENTRIES = (
             Not(REWARD_FALLING),
             OneOf((HELDOUT_FALLING, Level("kl", ">", Bound("kl_runaway", 2.0), last=5))),
         ),
-        against=(HELDOUT_RISING, SPREAD_DEAD),
+        against=(HELDOUT_RISING, SPREAD_DEAD, AllOf((FEW_DIFFER, Not(HELDOUT_FALLING)))),
         action=Action.PAUSE,
         confused={"S11": "one jump, no climb", "F4": "the text repeats itself", "S20": "the score falls at a small KL"},
     ),

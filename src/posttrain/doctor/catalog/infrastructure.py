@@ -17,11 +17,11 @@ ENTRIES = (
         "throughput collapse",
         Status.EXTERNAL,
         *INFRASTRUCTURE,
-        symptom="the time of sampling swings like a saw and the trainer's accelerator is busy about 5 % of the time",
+        symptom="sampling time swings like a saw while that of training does not; the trainer's accelerator is busy about 5 % of the time",
         onset="any time",
         cause="the engine takes its weights anew for every micro-batch, or pages in and out",
         fix="deliver once per step, sleep level 1, memory share 0.6, packed rows",
-        check="deliveries per step, and seconds.sample against seconds.train",
+        check="deliveries per step, and seconds.sample against seconds.train: where both swing, something else uses the machine",
         source="book, ch. 120, F7",
         kinds=("rl", "distill"),
         signs=(
@@ -32,6 +32,7 @@ ENTRIES = (
                 )
             ),
         ),
+        against=(Sawtooth("seconds.train", factor=2.5, over=24, turns=4),),
         confused={"S93": "each step takes a little longer than the one before"},
     ),
     Entry(

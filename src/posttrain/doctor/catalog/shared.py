@@ -24,19 +24,20 @@ VARIED = Ever(OneOf((Level("zero_variance", "<", 0.9, last=2), Level("reward_std
 REWARD_RISING = OneOf((Change("reward_mean", ">=", 0.02, over=15), Change("reward_mean", ">=", 0.02, over=45)))
 REWARD_FALLING = OneOf((Change("reward_mean", "<=", -0.05, over=15), Change("reward_mean", "<=", -0.05, over=45)))
 REWARD_HIGH = AllOf((Level("reward_mean", ">", CEILING, last=5), Level("reward_mean", "<=", 1.001, last=5)))
-HELDOUT_RISING = OneOf((Change("heldout_mean", ">=", 0.02, over=3), Change("heldout_mean", ">=", 0.02, over=6)))
+HELDOUT_RISING = OneOf(tuple(Score("heldout_mean", ">=", 0.02, over=over, sigmas=1.5) for over in (3, 6, 12)))
+"""Beyond luck: it clears suspicion, and two measurements on 64 items differ by 0.02 more often than not."""
 _FALL = ("heldout_mean", "<=", -0.03)
 HELDOUT_FALLING = Lasting(OneOf((Score(*_FALL, over=6), Score(*_FALL, over=12), Score(*_FALL, over=24))), rows=11)
 """In two measurements at least: a run looks at a dozen windows, and one of them falls by luck. The longest is for 7 points on 500 items."""
-REWARD_FELL = OneOf(
+REWARD_LOWER = OneOf(
     (
-        REWARD_FALLING,
-        Lasting(Change("reward_mean", "<=", -0.05, over=45), rows=120, some=True),
+        Lasting(Change("reward_mean", "<=", -0.1, over=45), rows=120, some=True),
         Change("reward_mean", "<=", -0.03, over=90),
         Change("reward_mean", "<=", -0.03, over=180),
     )
 )
-"""The same over as many steps as a held-out score takes to be seen falling."""
+"""It fell within as many steps as a held-out score takes to be seen falling."""
+REWARD_FELL = OneOf((REWARD_FALLING, REWARD_LOWER))
 _LEVEL = AllOf((Flat("reward_mean", 0.03, over=60), Level("reward_mean", ">", 0.1, last=10)))
 REWARD_HOLDS = AllOf((OneOf((REWARD_RISING, Level("reward_mean", ">", 0.5, last=10), _LEVEL)), Not(REWARD_FELL)))
 """It rises, or stands well above zero, or stays where it is."""
@@ -46,6 +47,8 @@ MASTERED = OneOf((AllOf((Level("all_right", ">", 0.5, last=5), Level("all_wrong"
 """Most groups are all right: agreement because the tasks are solved."""
 CUT = Level("truncated", ">", 0.9, last=3)
 UNPARSED = OneOf((Level("unanimous_unparseable", ">", 0.8, last=3), Level("unparseable", ">", 0.9, last=3)))
+FEW_DIFFER = Level("zero_variance", ">", 0.5, last=3)
+"""KL and gradient are then those of the few groups that still differ, in which unlikely answers are common: no figures of the policy."""
 SAME_TEXT = Ever(Early(Level("duplicates", ">", 0.7, last=3), rows=8))
 """Siblings were one text from the first steps: that is the sampler, not the prompts."""
 NEVER_EARNED = Not(Ever(Level("reward_mean", ">", 0.0)))
