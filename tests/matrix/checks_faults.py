@@ -46,7 +46,7 @@ from posttrain.rollout.pack import Packing, pack
 Answer = Callable[[Path, int], Sequence[Check]]
 
 
-def asked(id: str, what: str, ask: Answer, seconds: float = 1.0) -> Fault:
+def asked(id: str, what: str, ask: Answer, seconds: float = 0.3) -> Fault:
     """A fault whose answer is checks: those that do not pass name it by their ids in the catalog."""
 
     def make(folder: Path, seed: int) -> Path:
@@ -65,7 +65,7 @@ def by_checks(path: Path) -> Named:
     return Named(ids, ids[0] if ids else None, notes=notes)
 
 
-def refused(id: str, what: str, attempt: Callable[[Path, int], object], words: str, seconds: float = 0.5) -> Fault:
+def refused(id: str, what: str, attempt: Callable[[Path, int], object], words: str, seconds: float = 0.3) -> Fault:
     """A fault that cannot begin: one line says what is wrong, in these words, and what to do."""
 
     def ask(folder: Path, seed: int) -> list[Check]:
@@ -88,7 +88,7 @@ def uncertified(id: str, what: str, source: str, law: str) -> Fault:
         broken = [finding.law for finding in certify_file(f"{file}:{name}").findings if not finding.passed]
         return [Check("certify", law not in broken, None, None, ", ".join(broken), "", (id,))]
 
-    return asked(id, what, ask, 2.0)
+    return asked(id, what, ask, 0.3)
 
 
 # --- preflight -------------------------------------------------------------------------------------------------------------------------
@@ -300,22 +300,22 @@ FAULTS = (
     asked("F10", "a mask that trains what tools wrote", tools_trained),
     asked("P5", "a batch that reads a target from padding", padding_trained),
     asked("P33", "a grader that does not read the answers' form", lost_answers),
-    asked("S76", "an adapter without effect", dead_adapter, 3.0),
+    asked("S76", "an adapter without effect", dead_adapter, 0.6),
     asked("P17", "weights of another precision than was asked for", half_precision),
     asked("F11", "checkpoints that do not fit on the disk", full_disk),
     asked("S35", "a grader that gives 1 to everything", unjust(paid(lambda t, s: 1.0)())),
     asked("P21", "a grader that returns nothing", unjust(paid(lambda t, s: None)())),
-    asked("P12", "a receiver that takes the first delivery only", courier(Faulty), 2.0),
-    asked("P1", "a receiver that puts tensors in each other's place", courier(Swapping), 2.0),
+    asked("P12", "a receiver that takes the first delivery only", courier(Faulty), 0.5),
+    asked("P1", "a receiver that puts tensors in each other's place", courier(Swapping), 0.5),
     asked("P1", "saving that changes the weights", bad_saving),
     refused("U64", "drawing before the first delivery", undelivered, "before weights were delivered"),
-    asked("S2", "tasks out of reach", probed("guesser", wanted("q")()), 3.0),
-    asked("S40", "tasks that are solved", probed("knower"), 3.0),
-    asked("S41", "easy tasks and impossible ones", probed("knower", easy_or_impossible()), 3.0),
-    asked("S31", "a grader that raises", probed("guesser", grader=paid(raises)), 3.0),
-    asked("S30", "a parser that loses the answers", probed("guesser", grader=Strict), 3.0),
-    asked("S42", "a budget of one token", probed("guesser", max_tokens=1), 3.0),
-    asked("S105", "samples at temperature 0", probed("guesser", temperature=0.0), 3.0),
+    asked("S2", "tasks out of reach", probed("guesser", wanted("q")()), 0.5),
+    asked("S40", "tasks that are solved", probed("knower"), 0.5),
+    asked("S41", "easy tasks and impossible ones", probed("knower", easy_or_impossible()), 0.5),
+    asked("S31", "a grader that raises", probed("guesser", grader=paid(raises)), 0.5),
+    asked("S30", "a parser that loses the answers", probed("guesser", grader=Strict), 0.5),
+    asked("S42", "a budget of one token", probed("guesser", max_tokens=1), 0.5),
+    asked("S105", "samples at temperature 0", probed("guesser", temperature=0.0), 0.5),
     refused(
         "S105", "training at temperature 0", lambda f, s: played(f, s, Play(sampling={"temperature": 0.0})), "needs a temperature above 0"
     ),

@@ -51,7 +51,7 @@ EPISODES = Play(base="caller", sampling={"max_tokens": 64}, env_of=lambda: lambd
 TOOLS = Play(base="silent", sampling={"max_tokens": 64}, env_of=lambda: lambda task: Shelf(), turns=4, draw=lambda: offered, pulse_every=0)
 
 
-def _run(id: str, what: str, make: Callable[[Path, int], Path], seconds: float = 3.0) -> Fault:
+def _run(id: str, what: str, make: Callable[[Path, int], Path], seconds: float) -> Fault:
     return Fault(id, "run", what, make, by_run, seconds)
 
 
@@ -177,184 +177,209 @@ def pairs_of(n: int, seed: int, flip: float = 0.0, rejected: str = "") -> list[P
 
 
 OF_REWARD = (
-    _run("F4", "a reward that pays for every m", sick(TALK, grader=paid(loops)), 12.0),
+    _run("F4", "a reward that pays for every m", sick(TALK, grader=paid(loops)), 10.0),
     _run(
         "S20",
         "a reward that pays one letter's share of the text, where variety is wanted",
         sick(TALK, grader=paid(favour), rl={"steps": 60}),
-        15.0,
+        14.0,
     ),
     _run(
         "P13",
         "form and correctness are added, and nothing is ever right",
         sick(Play(base="former"), grader=paid(lambda t, s: {"correct": float(s == "q"), "format": float(s[:1] == "#")})),
+        1.9,
     ),
     _run(
         "P22",
         "three points for a letter that has nothing to do with the answer",
         sick(Play(), grader=paid(lambda t, s: {"correct": right(t, s), "style": 3.0 * (s == "w")}), rl={"steps": 16}),
+        0.9,
     ),
     _run(
-        "S23", "a reward gated on answers that are never right", sick(Play(base="former"), draw=wanted("q"), grader=Gated, rl={"steps": 12})
+        "S23",
+        "a reward gated on answers that are never right",
+        sick(Play(base="former"), draw=wanted("q"), grader=Gated, rl={"steps": 12}),
+        0.4,
     ),
     _run(
         "S24",
         "every letter is paid for, whether or not it helps",
         sick(RAMBLE, grader=paid(lambda t, s: {"correct": chance(s), "effort": 0.05 * len(s)})),
+        7.0,
     ),
     _run(
         "S25",
         "calls that cost nothing, on tasks that they cannot help with",
         sick(EPISODES, base="spammer", draw=lambda: coins, pulse_every=0, rl={"steps": 24, "lr": 2e-4}),
+        6.0,
     ),
-    _run("S26", "tools that are offered, and a model that answers from memory", sick(TOOLS, base="silent", rl={"steps": 14})),
-    _run("S27", "one turn where the answer takes two", sick(EPISODES, turns=1, rl={"steps": 8})),
-    _run("S28", "a model that was taught broken calls", sick(EPISODES, base="fumbler", rl={"steps": 8})),
-    _run("S10", "a tool that gives out at step 16, so that episodes go on", sick(EPISODES, env_of=lambda: Worlds(17 * 64 + 5 * 48, 4))),
-    _run("S30", "a grader that wants '####' from a model that was never taught it", sick(Play(), grader=Strict, rl={"steps": 8})),
-    _run("S31", "a grader that raises on some answers", sick(Play(), grader=paid(fails_often), rl={"steps": 8})),
-    _run("S35", "a grader that gives everybody 0.3", sick(Play(), grader=paid(lambda t, s: 0.3), rl={"steps": 12})),
+    _run("S26", "tools that are offered, and a model that answers from memory", sick(TOOLS, base="silent", rl={"steps": 14}), 0.7),
+    _run("S27", "one turn where the answer takes two", sick(EPISODES, turns=1, rl={"steps": 8}), 0.6),
+    _run("S28", "a model that was taught broken calls", sick(EPISODES, base="fumbler", rl={"steps": 8}), 1.3),
+    _run(
+        "S10", "a tool that gives out at step 16, so that episodes go on", sick(EPISODES, env_of=lambda: Worlds(17 * 64 + 5 * 48, 4)), 9.0
+    ),
+    _run("S30", "a grader that wants '####' from a model that was never taught it", sick(Play(), grader=Strict, rl={"steps": 8}), 0.3),
+    _run("S31", "a grader that raises on some answers", sick(Play(), grader=paid(fails_often), rl={"steps": 8}), 0.4),
+    _run("S35", "a grader that gives everybody 0.3", sick(Play(), grader=paid(lambda t, s: 0.3), rl={"steps": 12}), 0.3),
 )
 OF_DATA = (
-    _run("S2", "tasks whose answer is never said", sick(Play(), draw=wanted("q"), rl={"steps": 12})),
-    _run("S3", "answers that one rollout in 26 finds", sick(Play(base="alphabet"), draw=lambda: alphabet, rl={"steps": 24})),
-    _run("S4", "on and on after the tasks are solved", sick(Play(), rl={"steps": 70, "lr": 2e-3, "schedule": "cosine"})),
-    _run("S40", "tasks that the model solves from the start", sick(Play(base="knower"), rl={"steps": 8})),
+    _run("S2", "tasks whose answer is never said", sick(Play(), draw=wanted("q"), rl={"steps": 12}), 0.3),
+    _run("S3", "answers that one rollout in 26 finds", sick(Play(base="alphabet"), draw=lambda: alphabet, rl={"steps": 24}), 1.3),
+    _run("S4", "on and on after the tasks are solved", sick(Play(), rl={"steps": 70, "lr": 2e-3, "schedule": "cosine"}), 2.8),
+    _run("S40", "tasks that the model solves from the start", sick(Play(base="knower"), rl={"steps": 8}), 0.3),
     _run(
         "S41",
         "half of the tasks are easy and half impossible",
         sick(Play(base="half"), draw=lambda: easy_or_impossible(), rl={"steps": 12}),
+        0.4,
     ),
     _run(
         "F2",
         "after 12 steps the tasks are easy ones and impossible ones",
-        sick(Play(base="half"), draw=lambda: Turning(easy_or_impossible(), 12), rl={"steps": 24, "lr": 1e-4}),
+        sick(Play(base="half"), draw=lambda: Turning(easy_or_impossible(), 12), rl={"steps": 40, "prompts": 4, "siblings": 4, "lr": 1e-4}),
+        0.8,
     ),
     _run(
         "S44",
         "cut answers are dropped from their groups",
         sick(RAMBLE, grader=paid(starts), objective={"overlong": "drop"}, sampling={"max_tokens": 8}, rl={"steps": 12, "lr": 3e-4}),
+        0.8,
     ),
     _run(
-        "S45", "training tasks and held-out tasks have nothing in common", sick(Play(), pulse_tasks=foreign, rl={"steps": 60, "lr": 2e-3})
+        "S45",
+        "training tasks and held-out tasks have nothing in common",
+        sick(Play(), pulse_tasks=foreign, rl={"steps": 60, "lr": 2e-3}),
+        2.7,
     ),
     _run(
         "S46",
         "eight tries per group, for answers that one rollout in 26 finds",
         sick(Play(base="alphabet"), draw=wanted("f"), rl={"steps": 10, "siblings": 4, "tries": 8.0, "lr": 1e-4}),
+        1.5,
     ),
 )
 OF_SETTINGS = (
     _run(
-        "F1", "a rate far too high, on tasks whose answer nobody can know", sick(Play(), draw=lambda: coins, rl={"steps": 40, "lr": 5e-3})
+        "F1",
+        "a rate far too high, on tasks whose answer nobody can know",
+        sick(Play(), draw=lambda: coins, rl={"steps": 40, "lr": 5e-3}),
+        1.6,
     ),
-    _run("S7", "a large constant entropy bonus", sick(Play(base="student"), objective={"entropy": {"coef": 2.0}}, rl={"steps": 40})),
+    _run("S7", "a large constant entropy bonus", sick(Play(base="student"), objective={"entropy": {"coef": 2.0}}, rl={"steps": 40}), 2.5),
     _run(
         "S9",
         "the same bonus, and a rate too high, from a model that was mostly right",
         sick(Play(base="student"), objective={"entropy": {"coef": 5.0}}, rl={"steps": 40, "lr": 4e-3}),
+        2.3,
     ),
     _run(
         "S11",
         "one poisoned batch, without a bound on the gradient",
         sick(Play(), objective={"advantage": "mean"}, grader=poisoned, rl={"steps": 32, "clip": 1e9}),
+        1.7,
     ),
-    _run(
-        "F6",
-        "no leash, and a reward that leads away",
-        sick(TALK, grader=paid(loops), objective={"kl": {"estimator": "k2", "coef": 1e-9}}, rl={"steps": 50, "lr": 2e-3}),
-        12.0,
-    ),
-    _run("S42", "a budget of one token for answers of two", sick(Play(), sampling={"max_tokens": 1}, rl={"steps": 8})),
-    _run(
-        "S43",
-        "every letter is paid for, up to the budget",
-        sick(RAMBLE, grader=paid(lambda t, s: len(s) / 20), sampling={"max_tokens": 20}, rl={"steps": 50, "lr": 2e-3}),
-    ),
+    _run("S42", "a budget of one token for answers of two", sick(Play(), sampling={"max_tokens": 1}, rl={"steps": 8}), 0.3),
     _run(
         "S107",
         "a budget that cuts a third of the answers",
         sick(RAMBLE, grader=paid(starts), sampling={"max_tokens": 7}, rl={"steps": 16, "lr": 3e-4}),
+        1.3,
     ),
     _run(
         "S101",
         "a limit that no ratio reaches",
         sick(Play(), objective={"limit": {"kind": "clip", "low": 0.99, "high": 50.0}}, rl={"steps": 34, "epochs": 2, "lr": 2e-4}),
+        2.7,
     ),
     _run(
         "S103",
         "a covariance rule with bounds out of reach",
         sick(Play(), objective={"limit": {"kind": "clip_cov", "lower": 50.0, "upper": 60.0}}, rl={"steps": 8}),
+        0.7,
     ),
     _run(
         "S110",
         "a letter that the reference seldom says",
         sick(Play(base="alphabet"), draw=wanted("f"), rl={"steps": 40, "lr": 3e-3, "siblings": 16}),
+        2.7,
     ),
     _run(
         "S111",
         "half a point for answers that cannot be parsed",
         sick(Play(base="slipper"), grader=Lenient, draw=lambda: coins, rl={"steps": 50}),
+        4.0,
     ),
-    _run("S112", "a rate a thousand times too small", sick(Play(), rl={"steps": 70, "prompts": 16, "lr": 1e-6})),
-    _run("S80", "a rate so small that no weight moves", sick(Play(), rl={"steps": 40, "lr": 1e-30})),
-    _run("S76", "a loss that is cut off from the weights", own_loss("0.0 * streams.logp_BT"), 2.0),
-    _run("S75", "a loss that is not a number", own_loss("streams.logp_BT * later(8)"), 2.0),
+    _run("S80", "a rate so small that no weight moves", sick(Play(), rl={"steps": 40, "lr": 1e-30}), 2.8),
+    _run("S76", "a loss that is cut off from the weights", own_loss("0.0 * streams.logp_BT"), 0.6),
+    _run("S75", "a loss that is not a number", own_loss("streams.logp_BT * later(8)"), 0.6),
 )
 OF_SEAM = (
-    _run("S70", "a sampler with noise on its weights", sick(Play(), sampler_of=lambda: Noisy(0.02), rl={"steps": 8})),
-    _run("P12", "a sampler that keeps the weights it began with", sick(Play(), sampler_of=Stale, rl={"steps": 30})),
+    _run("S70", "a sampler with noise on its weights", sick(Play(), sampler_of=lambda: Noisy(0.02), rl={"steps": 8}), 0.5),
+    _run("P12", "a sampler that keeps the weights it began with", sick(Play(), sampler_of=Stale, rl={"steps": 30}), 1.6),
     _run(
         "P1",
         "a sampler whose weights are noise after the first update",
         sick(Play(), grader=Lettered, sampler_of=lambda: Noisy(0.3, since=1), sampling={"max_tokens": 12}, rl={"steps": 8}),
+        0.5,
     ),
     _run(
         "S71",
         "a correction that masks whatever differs, over a noisy sampler",
         sick(
-            Play(),
+            RAMBLE,
+            grader=paid(starts),
             sampler_of=lambda: Noisy(0.02),
             objective={"correction": {"kind": "mask", "lower": 0.9999, "upper": 1.0001}},
             rl={"steps": 8},
         ),
+        1.5,
     ),
     _run(
         "S72",
         "sixteen updates ahead of the training",
         sick(Play(), asynchronous=Async(bound=32), rl={"steps": 12, "minibatches": 4, "epochs": 4, "lr": 1e-4}),
+        4.0,
     ),
-    _run("S6", "sure of what is right, and still learning", sick(Play(base="student"), rl={"steps": 60, "lr": 5e-4})),
-    _run("S77", "a model that emits control tokens", sick(Play(base="leaky"), rl={"steps": 8, "lr": 1e-4})),
-    _run("F12", "held-out answers are wanted in a form that training does not ask for", sick(Play(), pulsed=Strict, rl={"steps": 20})),
+    _run("S6", "sure of what is right, and still learning", sick(Play(base="student"), rl={"steps": 60, "lr": 5e-4}), 3.8),
+    _run("S77", "a model that emits control tokens", sick(Play(base="leaky"), rl={"steps": 8, "lr": 1e-4}), 0.7),
+    _run("F12", "held-out answers are wanted in a form that training does not ask for", sick(Play(), pulsed=Strict, rl={"steps": 20}), 1.5),
     _run(
         "S51",
         "the extractor of the held-out items changes in mid-run",
         sick(Play(), pulsed=lambda: Later(Lettered(), Strict(), 6 * 48), pulse_every=3, rl={"steps": 30}),
+        2.0,
     ),
-    _run("S53", "held-out answers get half of the tokens", sick(Play(), pulse_sampling={"max_tokens": 1}, rl={"steps": 8})),
+    _run("S53", "held-out answers get half of the tokens", sick(Play(), pulse_sampling={"max_tokens": 1}, rl={"steps": 8}), 0.6),
 )
 OF_IMITATION = (
     _run(
         "S140",
         "a rate that is far too small",
         lambda f, s: imitated(f, s, samples_of("guesser", 256, s), brisk(1e-8, epochs=8), untrained()),
+        1.1,
     ),
     _run(
         "S141",
         "a rate that rises far too high",
         lambda f, s: imitated(f, s, samples_of("guesser", 512, s), SFT(epochs=4, optim=Optim(lr=0.5, warmup=0.9)), base("guesser")),
+        1.2,
     ),
-    _run("S142", "demonstrations that the model writes already", lambda f, s: imitated(f, s, endings(), brisk(1e-4, epochs=4), sure())),
+    _run(
+        "S142", "demonstrations that the model writes already", lambda f, s: imitated(f, s, endings(), brisk(1e-4, epochs=4), sure()), 0.4
+    ),
     _run(
         "S150",
-        "a beta next to nothing at a high rate",
-        lambda f, s: preferred(f, s, pairs_of(256, s), DPO(beta=0.05, batch_size=16, epochs=2, optim=Optim(lr=5e-3)), base("guesser")),
+        "a beta next to nothing at a rate far too high",
+        lambda f, s: preferred(f, s, pairs_of(256, s), DPO(beta=0.02, batch_size=8, epochs=3, optim=Optim(lr=1.5e-2)), base("guesser")),
+        1.3,
     ),
     _run(
         "S151",
         "labels at random",
         lambda f, s: preferred(f, s, pairs_of(960, s, flip=0.5), DPO(batch_size=16, optim=Optim(lr=1e-4)), base("guesser")),
+        1.6,
     ),
     _run(
         "S152",
@@ -362,6 +387,7 @@ OF_IMITATION = (
         lambda f, s: preferred(
             f, s, pairs_of(64, s, rejected="q"), DPO(beta=0.5, batch_size=16, epochs=20, optim=Optim(lr=2e-3)), base("guesser")
         ),
+        1.7,
     ),
 )
 FAULTS = (*OF_REWARD, *OF_DATA, *OF_SETTINGS, *OF_SEAM, *OF_IMITATION)

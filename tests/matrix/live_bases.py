@@ -100,7 +100,7 @@ TALK: dict[str, Callable[[Random, str], Sequence[str]]] = {
     "rambler": lambda rng, p: [_ramble(rng, 9, 40)],
     "talker": lambda rng, p: [_ramble(rng, 45, 88)],
     "caller": lambda rng, p: [LOOK, _guess(rng, p, 0.35)] if rng.random() < 0.7 else [_guess(rng, p, 0.35)],
-    "spammer": lambda rng, p: [LOOK] * rng.choice((1, 1, 2, 3)) + [_guess(rng, p, 0.35)],
+    "spammer": lambda rng, p: [LOOK] * rng.choice((2, 3)) + [_guess(rng, p, 0.35)],
     "fumbler": lambda rng, p: [BAD if rng.random() < 0.6 else LOOK, _guess(rng, p, 0.35)],
     "silent": lambda rng, p: [_guess(rng, p, 0.35)],
 }
@@ -148,6 +148,6 @@ def _taught(model: nn.Module, rows: Sequence[Sample], epochs: int, batch_size: i
 def leak(row: Sample) -> Sample:
     """The row with a control token before its end."""
     tokenizer, _ = speech()
-    control = tokenizer.convert_tokens_to_ids("<|user|>")
+    (control,) = tokenizer.encode("<|user|>", add_special_tokens=False)
     ids, owners = row.tokens.ids, row.tokens.owners
     return Sample(row.prompt, Tokens((ids[0], control, *ids[1:]), (owners[0], Owner.DEMONSTRATED, *owners[1:])), row.group)

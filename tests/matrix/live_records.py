@@ -92,10 +92,10 @@ def spaced() -> ChatRenderer:
 
 
 FAULTS = (
-    Fault("S91", "records", "a process that is killed in its seventh step", killed, by_doctor, 1.0),
-    Fault("S90", "records", "a copy that lacks the end of the log", cut_short, by_doctor, 1.0),
-    Fault("S54", "records", "a score of 36 items", measured(suite_of(36), suite_of(36)), by_doctor, 1.5),
-    Fault("S56", "records", "greedy before and sampled after", measured(suite_of(120, temperature=0.0), suite_of(120)), by_doctor, 1.5),
-    Fault("F12", "records", "two templates, one for each measurement", measured(suite_of(120), suite_of(120), spaced), by_doctor, 1.5),
+    Fault("S91", "records", "a process that is killed in its seventh step", killed, by_doctor, 0.5),
+    Fault("S90", "records", "a copy that lacks the end of the log", cut_short, by_doctor, 0.9),
+    Fault("S54", "records", "a score of 36 items", measured(suite_of(36), suite_of(36)), by_doctor, 0.8),
+    Fault("S56", "records", "greedy before and sampled after", measured(suite_of(120, temperature=0.0), suite_of(120)), by_doctor, 0.8),
+    Fault("F12", "records", "two templates, one for each measurement", measured(suite_of(120), suite_of(120), spaced), by_doctor, 0.8),
 )
 """All of them."""

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "fault", (*live.FAULTS, *live_records.FAULTS, *checks_faults.FAULTS), ids=lambda fault: f"{fault.id}-{fault.what[:40]}"
+    "fault", [*live.FAULTS, *live_records.FAULTS, *checks_faults.FAULTS], ids=lambda fault: f"{fault.id}-{fault.what[:40]}"
 )
 def test_a_fault_is_named_by_its_own_id(fault):
     row = inject(fault, SEEDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.matrix import records_faults, settings_faults, traces
-from tests.matrix.injection import Fault
+from tests.matrix.injection import Fault, by_doctor
 from tests.matrix.traces_healthy import state
 from tests.matrix.traces_made import Trace, generator
 from tests.matrix.traces_world import run_rows
@@ -71,8 +71,7 @@ def test_damage_of_every_kind_is_noticed(tmp_path: Path):
 
 @pytest.mark.parametrize("shape", traces.WELL)
 def test_a_healthy_stream_is_left_alone(shape: str, tmp_path: Path):
-    fault = next(fault for fault in traces.HEALTHY if fault.what.endswith(shape))
-    assert not fault.name(fault.make(tmp_path, seed=0)).ids
+    assert not by_doctor(traces.make_well(shape, tmp_path, seed=0)).ids
 
 
 def test_groups_are_counts_that_add_up():
@@ -120,7 +119,7 @@ def test_false_alarms_over_four_hundred_healthy_streams(tmp_path: Path):
         for seed in range(2000, 2029 if place < 8 else 2028):
             folder = tmp_path / f"{place}-{seed}"
             folder.mkdir()
-            found = traces.HEALTHY[place].name(traces.make_well(shape, folder, seed))
+            found = by_doctor(traces.make_well(shape, folder, seed))
             runs += 1
             wrong += [(shape, seed, found.ids)] if found.ids else []
     assert runs == 400

@@ -98,7 +98,7 @@ def distilled(steps: int, r: Rng, change: Change | None = None) -> list[Row]:
 
 
 def _sft(id: str, what: str, fault: Callable[[Rng], Change], steps: int = 160, twins: tuple[str, ...] = (), **given: float) -> Trace:
-    return Trace(id, what, "sft", lambda r: supervised(steps, r, fault(r), **given), twins)
+    return Trace(id, what, "sft", lambda r: supervised(steps, r, fault(r), 20, **given), twins)
 
 
 def _dpo(id: str, what: str, fault: Callable[[Rng], Change], steps: int = 140, twins: tuple[str, ...] = ()) -> Trace:

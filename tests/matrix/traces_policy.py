@@ -68,8 +68,8 @@ def starve(onset: int, share: float = 0.4, wide: float = 45.0) -> tuple[Law, ...
 
     def law(s: State, r: np.random.Generator) -> None:
         spread = s.spread if s.pool_spread is None else s.pool_spread
-        s.pool_spread = spread + (wide - spread) * (1 - np.exp(-3.0 / 40))
-        s.pool_shift = -s.pool_spread * 2.5 * (0.5 - share)
+        wider = spread + (wide - spread) * (1 - np.exp(-3.0 / 40))
+        s.pool_spread, s.pool_shift = wider, -wider * 2.5 * (0.5 - share)
         s.entropy_end = s.entropy
         s.unparseable = min(s.unparseable, 0.003)  # what is always right is in the right form
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.matrix.traces_healthy import after
 from tests.matrix.traces_made import Rng, Trace, onset, reinforced
 from tests.matrix.traces_policy import (
@@ -53,8 +55,8 @@ def _terse(at: int) -> tuple[Law, ...]:
     return (towards("length", 20.0, 12, at), stops_learning(at), by("skill", -0.06, at, at + 30))
 
 
-TOOLS = {"turns": 2.4, "calls": 1.4, "forced": 0.8}
-FORM = {"pays": {"form": 0.3}, "levels": {"form": 0.25}, "wobble": {"form": 0.2}}
+TOOLS: dict[str, Any] = {"turns": 2.4, "calls": 1.4, "forced": 0.8}
+FORM: dict[str, Any] = {"pays": {"form": 0.3}, "levels": {"form": 0.25}, "wobble": {"form": 0.2}}
 
 POLICY: tuple[Trace, ...] = (
     reinforced(
@@ -225,7 +227,9 @@ REWARD: tuple[Trace, ...] = (
         changed={"objective.overlong": {"kind": "drop"}},
     ),  # fmt: skip
     reinforced("S45", "the training set is learned by heart", _by_heart, steps=260, skill=-0.6, twins=("S20",)),
-    reinforced("S46", "eight groups drawn per group kept", pool_spread=30.0, tries=8.0, rate=0.005, changed={"rl.tries": 8.0}),
+    reinforced(
+        "S46", "eight groups drawn per group kept", pool_spread=30.0, unparseable=0.003, tries=12.0, rate=0.005, changed={"rl.tries": 12.0}
+    ),
     reinforced("F12", "another template in the evaluation", heldout_unparsed=0.6, rate=0.03, twins=("S53", "S20", "S51", "S30")),
     reinforced(
         "S51",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.matrix.traces_healthy import after
 from tests.matrix.traces_made import Rng, Trace, onset, reinforced
@@ -59,7 +60,7 @@ def _hangs(r: Rng) -> Sequence[Law]:
     return (lambda s, _: setattr(s, "train_s", 600.0 if s.step in at else 4.0),)
 
 
-TOOLS = {"turns": 2.4, "calls": 1.4, "forced": 0.8}
+TOOLS: dict[str, Any] = {"turns": 2.4, "calls": 1.4, "forced": 0.8}
 SEAM: tuple[Trace, ...] = (
     reinforced("F10", "tool tokens are trained", **TOOLS, trained_forced=True, rate=-0.002, twins=("P5",)),
     reinforced("P5", "padding is trained", trained_padding=True, twins=("F10",)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import copy
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from tests.matrix.injection import Named, by_doctor
 from tests.matrix.traces_world import Row
 
@@ -40,7 +41,7 @@ STAGE: Mapping[Kind, str] = {"rl": "rl", "distill": "rl", "sft": "sft", "dpo": "
 
 def config_of(kind: Kind, changed: Mapping[str, Any] | None = None) -> Config:
     """A sound configuration with some dotted keys changed. Example: config_of("rl", {"rl.steps": 400})"""
-    given = yaml.safe_load(yaml.safe_dump(dict(GIVEN[kind])))
+    given = copy.deepcopy(dict(GIVEN[kind]))
     for name, value in (changed or {}).items():
         *parents, leaf = name.split(".")
         place = given
@@ -55,7 +56,7 @@ def _started(kind: Kind, text: str, stages: tuple[str, ...]) -> Path:
     """A run that has just begun, to start others from: looking at code and machine takes longer than all the rest."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    config = CLASSES[kind].load(yaml.safe_load(text))
+    config = CLASSES[kind].load(json.loads(text))
     Run.create(folder / "run", config=config, command=["posttrain", STAGE[kind]], seeds={"seed": 0}, stages=stages).close()
     return folder / "run"
 
@@ -63,7 +64,7 @@ def _started(kind: Kind, text: str, stages: tuple[str, ...]) -> Path:
 def begin(path: Path, kind: Kind, changed: Mapping[str, Any] | None = None, stages: Sequence[str] = ()) -> Run:
     """A run directory that can be written to."""
     config = config_of(kind, changed)
-    started = _started(kind, yaml.safe_dump(config.model_dump(mode="json")), tuple(stages) or (STAGE[kind],))
+    started = _started(kind, json.dumps(config.model_dump(mode="json")), tuple(stages) or (STAGE[kind],))
     shutil.copytree(started, path)
     return Run.resume(path, config=config)
 
@@ -90,12 +91,12 @@ def write_rows(run: Run, stage: str, rows: Iterable[Row]) -> None:
 
 
 def named(id: str, path: Path) -> Named:
-    """What the doctor names, the alarms of a replay, and the lead of the injected id over the reward's fall.
+    """What the doctor names, the alarms that the injected id raises in a replay, and its lead over the reward's fall.
 
     An entry that is another name for one is reported under that one's; its own alarm says that it was seen.
     """
     found = by_doctor(path)
-    seen = replay(read_evidence(path), CATALOG)
+    seen = replay(read_evidence(path), {id: CATALOG[id]})
     alarms = tuple((item.alarm.id, item.alarm.step) for item in seen.raised)
-    own = (id,) if CATALOG[id].same_as in found.ids and any(name == id for name, _ in alarms) else ()
+    own = (id,) if alarms and CATALOG[id].same_as in found.ids else ()
     return Named((*found.ids, *own), found.first, alarms, seen.lead(id), found.notes)

@@ -27,12 +27,15 @@ ENTRIES = (
         source="book, ch. 47 and 116, F3; the accounts of the direction differ, so it is measured, not assumed",
         tier=Tier.MIDDLE,
         signs=(
-            OneOf(
-                (
-                    AllOf((Steady("length_p50", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
-                    AllOf((Steady("length", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
-                    AllOf((Steady("length", ">=", 0.4, over=120, relative=True), Flat("reward_mean", 0.04, over=120))),
-                )
+            Lasting(
+                OneOf(
+                    (
+                        AllOf((Steady("length_p50", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
+                        AllOf((Steady("length", ">=", 0.2, over=60, relative=True), Flat("reward_mean", 0.04, over=60))),
+                        AllOf((Steady("length", ">=", 0.4, over=120, relative=True), Flat("reward_mean", 0.04, over=120))),
+                    )
+                ),
+                rows=8,
             ),
             Lasting(Change("length", ">=", 0.08, over=30, relative=True), rows=30),
         ),

@@ -166,7 +166,10 @@ ENTRIES = (
         source="book, ch. 70",
         tier=Tier.LAGGING,
         kinds=("distill",),
-        signs=(Change("reverse_kl", "<=", -0.2, over=30, relative=True), HELDOUT_FALLING),
+        signs=(
+            OneOf((Change("reverse_kl", "<=", -0.2, over=30, relative=True), Change("reverse_kl", "<=", -0.2, over=90, relative=True))),
+            OneOf((HELDOUT_FALLING, Versus("heldout_mean", "<", 0.7, baseline=2, last=3))),
+        ),
         confused={"F15": "the reverse KL is flat"},
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttrain.doctor.catalog.shared import HELDOUT_FALLING, REWARD_HOLDS, REWARD_LOWER
+from posttrain.doctor.catalog.shared import EVALUATION_UNSURE, HELDOUT_FALLING, REWARD_HOLDS, REWARD_LOWER
 from posttrain.doctor.combined import AllOf, Event, Ever, Lasting, Not, OneOf, Setting
 from posttrain.doctor.entries import Action, Entry, Layer, Status, Tier, Verdict
 from posttrain.doctor.frame import Kind
@@ -305,7 +305,7 @@ ENTRIES = (
         source="book, ch. 88",
         tier=Tier.LAGGING,
         signs=(HELDOUT_FALLING, Lasting(REWARD_LOWER, rows=30, some=True)),
-        against=(REWARD_HOLDS, Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)),
+        against=(REWARD_HOLDS, EVALUATION_UNSURE),
         confused={"S20": "reward rises meanwhile"},
     ),
     Entry(

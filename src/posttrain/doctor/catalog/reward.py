@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from posttrain.doctor.catalog.shared import (
     CUT,
-    ENTROPY_LOW,
-    ENTROPY_PLUNGES,
-    ENTROPY_WAS_ALIVE,
+    DRIFTS,
+    ENTROPY_GONE,
+    EVALUATION_UNSURE,
     HELDOUT_FALLING,
     HELDOUT_RISING,
-    KL_CEILING,
-    KL_CLIMBING,
     MASTERED,
     REWARD_FALLING,
     REWARD_FELL,
@@ -147,11 +145,7 @@ ENTRIES = (
         source="book, ch. 32 and 116",
         tier=Tier.LAGGING,
         signs=(HELDOUT_FALLING, REWARD_HOLDS),
-        against=(
-            Level("heldout_truncated", ">", 0.2, last=2),
-            Level("heldout_parse_rate", "<", 0.8, last=2),
-            AllOf((Level("kl", ">", KL_CEILING, last=5), KL_CLIMBING)),
-        ),
+        against=(EVALUATION_UNSURE, DRIFTS),
         action=Action.PAUSE,
         confused={
             "F12": "the held-out answers cannot be parsed",
@@ -196,7 +190,7 @@ ENTRIES = (
         signs=(
             OneOf(
                 (
-                    AllOf((Change("reward_mean", ">=", 0.1, over=15), Flat("reward_primary", 0.02, over=30))),
+                    AllOf((Change("reward_mean", ">=", 0.1, over=15), Flat("reward_primary", 0.02, over=15))),
                     AllOf((Change("reward_mean", ">=", 0.1, over=45), Flat("reward_primary", 0.02, over=45))),
                 )
             ),
@@ -224,7 +218,7 @@ ENTRIES = (
                 (
                     AllOf(
                         (
-                            OneOf((Lasting(Versus("calls", ">", 1.5), rows=20), Steady("calls", ">=", 0.3, over=30, relative=True))),
+                            OneOf((Lasting(Versus("calls", ">", 1.5), rows=30), Steady("calls", ">=", 0.3, over=30, relative=True))),
                             Not(REWARD_RISING),
                         )
                     ),
@@ -384,11 +378,7 @@ ENTRIES = (
             OneOf((HELDOUT_FALLING, Change("reward_primary", "<=", -0.05, over=15), REWARD_FALLING)),
             Level("length", ">", 0.0),
         ),
-        against=(
-            HELDOUT_RISING,
-            AllOf((ENTROPY_LOW, ENTROPY_WAS_ALIVE)),
-            ENTROPY_PLUNGES,
-        ),
+        against=(HELDOUT_RISING, ENTROPY_GONE),
         confused={"F1": "the spread dies with the length"},
     ),
     Entry(

@@ -21,6 +21,9 @@ SPREAD_ALIVE = OneOf((Level("mixed", ">", 0.2, last=5), Level("reward_std", ">",
 VARIED = Ever(OneOf((Level("zero_variance", "<", 0.9, last=2), Level("reward_std", ">", 0.02, last=2))))
 """Rewards of siblings have differed at some time."""
 
+ENTROPY_GONE = OneOf((AllOf((ENTROPY_LOW, ENTROPY_WAS_ALIVE)), ENTROPY_PLUNGES))
+"""Below its floor after it was alive, or on its way there."""
+
 REWARD_RISING = OneOf((Change("reward_mean", ">=", 0.02, over=15), Change("reward_mean", ">=", 0.02, over=45)))
 REWARD_FALLING = OneOf((Change("reward_mean", "<=", -0.05, over=15), Change("reward_mean", "<=", -0.05, over=45)))
 REWARD_HIGH = AllOf((Level("reward_mean", ">", CEILING, last=5), Level("reward_mean", "<=", 1.001, last=5)))
@@ -52,3 +55,7 @@ FEW_DIFFER = Level("zero_variance", ">", 0.5, last=3)
 SAME_TEXT = Ever(Early(Level("duplicates", ">", 0.7, last=3), rows=8))
 """Siblings were one text from the first steps: that is the sampler, not the prompts."""
 NEVER_EARNED = Not(Ever(Level("reward_mean", ">", 0.0)))
+EVALUATION_UNSURE = OneOf((Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)))
+"""The held-out score falls because answers are cut or cannot be parsed."""
+DRIFTS = AllOf((Level("kl", ">", KL_CEILING, last=5), KL_CLIMBING))
+"""KL beyond its ceiling and climbing: F6."""
