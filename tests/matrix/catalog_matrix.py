@@ -111,6 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="ids; 'healthy' for the healthy runs")
     parser.add_argument("--seeds", type=int, default=3, help="seeds per fault")
+    parser.add_argument("--first", type=int, default=0, help="first seed; faults and rules were tuned on 0 to 7")
     parser.add_argument("--healthy-seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="only what takes under two seconds")
     parser.add_argument("--elsewhere", type=Path, nargs="*", default=[], help="healthy run directories made before, such as ladders")
@@ -120,7 +121,8 @@ def main(arguments: Sequence[str]) -> int:
     for fault in (*FAULTS, *HEALTHY):
         if (given.only and fault.id not in given.only) or (given.quick and fault.seconds > 2):
             continue
-        rows.append(inject(fault, range(given.healthy_seeds if fault.id == "healthy" else given.seeds)))
+        count = given.healthy_seeds if fault.id == "healthy" else given.seeds
+        rows.append(inject(fault, range(given.first, given.first + count)))
         sys.stdout.write(line(rows[-1]) + "\n")
         sys.stdout.flush()
     if given.elsewhere:

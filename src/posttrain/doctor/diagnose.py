@@ -56,7 +56,8 @@ def diagnose(evidence: Evidence, catalog: Mapping[str, Entry], *, live: bool = F
     `live` says that the run is being written now: then a line that is half written and a stage without an ending are as they should be.
     """
     if not any(len(frame) for frame in evidence.frames.values()) and not evidence.evals:
-        first = f": {evidence.problems[0]}" if evidence.problems else ""
+        told = [str(alarm.get("detail", ""))[:300] for alarm in evidence.alarms[-1:]]  # e.g. it diverged before its first line
+        first = f": {said}" if (said := (told or list(evidence.problems) or [""])[0]) else ""
         raise EvidenceError(
             f"{evidence.path} holds no metrics and no evaluation record that can be read{first}; give a run directory or a log"
         )
