@@ -263,9 +263,9 @@ OF_DATA = (
 OF_SETTINGS = (
     _run(
         "F1",
-        "a rate far too high, on tasks whose answer nobody can know",
-        sick(Play(), draw=lambda: coins, rl={"steps": 40, "lr": 5e-3}),
-        1.6,
+        "no baseline, so that whatever was drawn is reinforced, on tasks whose answer nobody can know",
+        sick(Play(), draw=lambda: coins, rl={"steps": 300, "lr": 3e-3}, objective={"advantage": {"kind": "none"}}),
+        9.0,
     ),
     _run("S7", "a large constant entropy bonus", sick(Play(base="student"), objective={"entropy": {"coef": 2.0}}, rl={"steps": 40}), 2.5),
     _run(

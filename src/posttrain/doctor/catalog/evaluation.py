@@ -220,6 +220,7 @@ ENTRIES = (
         found_by="records",
         kinds=ANY,
         signs=(Setting("eval.decoding_disagrees", "==", True, "facts"),),
+        action=Action.NOTE,
     ),
     Entry(
         "S56",
