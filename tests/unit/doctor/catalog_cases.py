@@ -229,7 +229,7 @@ CASES: list[Case] = [
     case("F5", "S102 S11", **FLAT | {"ratio_max": ramp(1.3, 5000.0, 20, 5), "clip_fraction": ramp(0.01, 0.8, 20, 5)}),
     case("F14", settings={"objective.ratio": "sequence", "objective.limit.high": 0.2}),
     case("P29", settings={"objective.kl.estimator": "k3", "objective.kl.placement": "loss", "objective.kl.coef": 0.01}),
-    case("S11", kl=lambda t: 4.0 if t == 40 else 0.03 + wave(t, 0.002)),
+    case("S11", kl=lambda t: 4.0 if t in (40, 41) else 0.03 + wave(t, 0.002)),
     case("S11", grad_norm=lambda t: 80.0 if t == 40 else 0.8 + wave(t, 0.1)),
     case("S100", settings={"optim.schedule": "constant", "steps": 1000}),
     case("S101", settings={"updates": 4}, clip_fraction=0.0),

@@ -159,7 +159,7 @@ ENTRIES = (
         signs=(
             OneOf(
                 (
-                    Jump("kl", ">", z=20, over=20, least=1.0),
+                    AllOf((Jump("kl", ">", z=20, over=20, least=1.0), Level("kl", ">", 0.5, last=2, stat="every"))),
                     AllOf((Jump("kl", ">", z=10, over=20, least=0.3), Jump("grad_norm", ">", z=8, over=20, least=1.0))),
                     Jump("grad_norm", ">", z=40, over=20, least=10.0),
                     Jump("ratio_max", ">", z=40, over=20, least=20.0),
