@@ -229,7 +229,8 @@ def _alarms(path: Path) -> list[str]:
     for line in scan_lines(path / ALARMS):
         alarm = mapping(line.value)
         if line.problem is None and alarm:
-            lines.append(f"alarm: {plain(alarm.get('stage'), 40)} step {plain(alarm.get('step'), 20)}: {plain(alarm.get('detail'), 300)}")
+            word = "note" if mapping(alarm.get("evidence")).get("action") == "note" else "alarm"
+            lines.append(f"{word}: {plain(alarm.get('stage'), 40)} step {plain(alarm.get('step'), 20)}: {plain(alarm.get('detail'), 300)}")
         else:
             lines.append(f"{ALARMS}:{line.number}: {line.problem or 'no alarm'}")
     hidden = len(lines) - MOST_ALARMS
