@@ -18,7 +18,6 @@ from posttrain.stats.paired import mcnemar_exact, paired_bootstrap, paired_diffe
 from posttrain.stats.passk import pass_at_k, pass_at_k_se, pass_hat_k, pass_hat_k_se
 from posttrain.stats.power import SigmaEstimate, items_needed, min_detectable_effect, p_mixed, seeds_needed
 from posttrain.stats.ranks import rank_flip_probability
-from posttrain.stats.trend import rolling_mean, rolling_median, rolling_slope, rolling_std, slope
 from posttrain.stats.two_sample import fisher_exact, unpaired_proportions, welch
 
 LEVELS = st.floats(0.5, 0.99)
@@ -196,16 +195,6 @@ def test_rank_flips_are_probabilities_and_vanish_with_all_items(pairs, data):
     assert 0.0 <= rank_flip_probability(scores, n, seed=0, draws=50) <= (1.0 if n < len(pairs) else 0.0)
 
 
-@given(st.lists(ANY_FLOAT, max_size=40), st.integers(2, 10))
-def test_rolling_tools_take_anything_and_look_only_back(values, k):
-    for rolling in (rolling_mean, rolling_median, rolling_std, rolling_slope):
-        whole = rolling(values, k)
-        assert len(whole) == len(values)
-        assert not np.isinf(whole).any()
-        np.testing.assert_array_equal(rolling(values[:-1], k), whole[: max(0, len(values) - 1)])
-    assert not math.isinf(slope(values))
-
-
 @given(st.lists(ANY_FLOAT, min_size=40, max_size=60), st.lists(ANY_FLOAT, min_size=40, max_size=60))
 def test_lags_of_anything_are_numbers_or_one_clear_refusal(a, b):
     size = min(len(a), len(b))
@@ -217,12 +206,6 @@ def test_lags_of_anything_are_numbers_or_one_clear_refusal(a, b):
         return
     assert 0.0 <= found.p_value <= 1.0
     assert -1.0 - 1e-9 <= found.correlation <= 1.0 + 1e-9
-
-
-@given(st.lists(GRID, min_size=4, max_size=40), st.floats(-4, 4))
-def test_slope_follows_an_added_drift(values, drift):
-    drifted = [value + drift * i for i, value in enumerate(values)]
-    assert slope(drifted) == pytest.approx(slope(values) + drift, abs=1e-9)
 
 
 @FEWER

@@ -59,7 +59,7 @@ def config_of(target: str, overrides: list[str]) -> dict[str, Any]:
 
         return Run.open(path).config()
     if path.suffix in (".yaml", ".yml"):
-        given = _yaml(path)
+        given = settings_file(path)
         if translated(given) is not None and not stages_of(given):  # another trainer's
             return given
         return _resolved(given, overrides)
@@ -88,7 +88,8 @@ def facts_near(target: str, probe: Path | None) -> dict[str, Any]:
     return facts | (probe_facts(read_json(probe)) if probe is not None else {})
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def settings_file(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML file of settings. Raises ConfigError."""
     import yaml
 
     try:

@@ -98,7 +98,7 @@ def train(
     from posttrain.recipes.single import train as run
 
     kind = single_named(recipe)
-    given = _stored(out) if resume else _yaml(config) if config else {}
+    given = _stored(out) if resume else lint.settings_file(config) if config else {}
     given |= {key: value for key, value in {"model": model, "data": data, "task": task}.items() if value is not None}
     missing = [key for key, field in kind.model_fields.items() if field.is_required() and key not in given]
     if missing:
@@ -225,18 +225,6 @@ def _stored(out: Path) -> dict[str, Any]:
     from posttrain.runs.run import Run
 
     return Run.open(out).config()
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"settings file '{path}' cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"settings file '{path}' must hold a mapping of settings, not {type(data).__name__}")
-    return data
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

@@ -31,7 +31,6 @@ _MOST_YAML = 128 << 10
 """Bytes of settings: the library parses about that much in a second."""
 _RESTARTS = 50
 """Times that the steps of a stage may go back; what goes back more often is no record of a run that was taken up again."""
-_RECORDED = (MANIFEST, METRICS, CONFIG, ALARMS, "stages", "evals", "rollouts", "gates")
 
 
 def read_evidence(path: str | Path, *, names: Mapping[str, str] | None = None, limits: Limits | None = None) -> Evidence:

@@ -1,17 +1,10 @@
-"""Reward terms and checks that look at length and repetition alone. Pure functions of plain numbers. No torch."""
+"""Reward terms that look at length and repetition alone. Pure functions of plain numbers. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
 
 from posttrain.core.errors import ConfigError
-
-SURVIVORS = 3
-"""Fewest siblings that a group should keep: two of them often agree, and then the group teaches nothing."""
-DROPPED = 0.25
-"""Largest share of the rollouts that one rule may drop without an alarm."""
 
 
 def soft_overlong(length: int, limit: int, buffer: int, scale: float = 1.0) -> float:
@@ -62,43 +55,3 @@ def repetition_penalty(ids: Sequence[int], n: int, coef: float) -> list[float]:
             penalties[end - 1] -= coef
         seen.add(gram)
     return penalties
-
-
-@dataclass(frozen=True, slots=True)
-class Survivors:
-    """What a rule that drops rollouts leaves of a step.
-
-    Example: 8 groups of 8 of which 6 each were cut and dropped: dropped 0.75, median 2, alarm "dropped 48 of 64 rollouts (75%) ...".
-    """
-
-    dropped: float
-    """Share of the generated rollouts."""
-    median: float
-    """Siblings left in the middle group."""
-    alarm: str | None
-    """What is wrong, with numbers and remedy; None while enough is left."""
-
-
-def survivors(kept_per_group: Sequence[int], generated: int, dropped: int) -> Survivors:
-    """Whether a rule that drops rollouts, such as over-long filtering, starves the groups that learning compares.
-
-    The loss does not show it: what is left looks healthy and hardly disagrees. Alarm when the rule dropped more than a quarter of the
-    rollouts, or any at all while half the groups keep fewer than three siblings.
-
-    Args:
-        kept_per_group: siblings left in every group of the step, 0 included.
-        generated: rollouts of the step before any rule.
-        dropped: rollouts that this one rule dropped. Call once per rule.
-
-    Example: 6 of 8 siblings dropped as truncated: two are left, mostly of one mind, and the run stalls (spec/book-1 F-23).
-    Source: spec/book-1 K10 and acceptance item 12.
-    """
-    kept = sum(kept_per_group)
-    if dropped < 0 or kept + dropped > generated:
-        raise ValueError(f"{kept} kept and {dropped} dropped of {generated} generated rollouts do not add up")
-    share = dropped / generated if generated else 0.0
-    middle = float(median(kept_per_group)) if kept_per_group else 0.0
-    if not dropped or (share <= DROPPED and middle >= SURVIVORS):
-        return Survivors(share, middle, None)
-    detail = f"dropped {dropped} of {generated} rollouts ({share:.0%}), median {middle:g} left per group; raise max_tokens or stop dropping"
-    return Survivors(share, middle, detail)

@@ -20,7 +20,6 @@ from posttrain.runs.claim import Claim, agrees, check_claim, claim_from_json, cl
 from posttrain.runs.evidence import Evidence, evidence_from_json, recompute
 from posttrain.runs.ledger import append, read_entries, short
 
-LEDGER = "claims.jsonl"
 Status = Literal["supported", "weak", "unresolved", "retracted", "superseded"]
 STATUSES: tuple[Status, ...] = ("supported", "weak", "unresolved", "retracted", "superseded")
 

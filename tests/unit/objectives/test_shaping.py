@@ -7,7 +7,7 @@ import math
 import pytest
 
 from posttrain.core.errors import ConfigError
-from posttrain.objectives.shaping import group_length_bonus, repetition_penalty, soft_overlong, survivors
+from posttrain.objectives.shaping import group_length_bonus, repetition_penalty, soft_overlong
 
 
 @pytest.mark.parametrize(
@@ -77,35 +77,3 @@ def test_the_token_that_completes_a_repeat_pays(ids, n, expected):
 def test_an_n_gram_has_tokens():
     with pytest.raises(ValueError, match="n-grams of 0 tokens"):
         repetition_penalty([1, 2], 0, 1.0)
-
-
-def test_a_starved_step_alarms():
-    # 8 groups of 8, 6 of each dropped: 48 / 64 = 75%, 2 left
-    out = survivors([2] * 8, 64, 48)
-    assert (out.dropped, out.median) == (0.75, 2.0)
-    assert out.alarm == "dropped 48 of 64 rollouts (75%), median 2 left per group; raise max_tokens or stop dropping"
-
-
-@pytest.mark.parametrize(
-    ("kept", "generated", "dropped", "alarms"),
-    [
-        ([6, 6, 6, 6], 32, 8, False),  # 25% is the most that passes
-        ([74], 100, 26, True),
-        ([3, 3, 3, 4], 16, 3, False),  # 19%, three left
-        ([2, 2, 3, 4], 14, 3, True),  # 21%, but the median of 2, 2, 3, 4 is 2.5
-        ([0, 4, 4, 4], 16, 4, False),  # one group gone, 25%, median 4
-        ([2, 2, 2], 6, 0, False),  # small groups of which nothing was dropped
-        ([2, 2, 2], 90, 0, False),  # another rule took the rest
-        ([0, 0], 8, 8, True),
-        ([], 0, 0, False),
-        ([], 8, 8, True),  # no group is left to be counted
-    ],
-)
-def test_when_survivors_alarm(kept, generated, dropped, alarms):
-    assert (survivors(kept, generated, dropped).alarm is not None) is alarms
-
-
-@pytest.mark.parametrize(("generated", "dropped"), [(8, 3), (5, 0), (8, -1)])
-def test_counts_that_do_not_add_up_are_refused(generated, dropped):
-    with pytest.raises(ValueError, match="do not add up"):
-        survivors([3, 3], generated, dropped)

@@ -18,7 +18,6 @@ from posttrain.stats.multiple import holm
 from posttrain.stats.paired import mcnemar_exact, paired_bootstrap, paired_difference, sign_flip_test
 from posttrain.stats.passk import mean_pass_at_k, mean_pass_hat_k, pass_at_k_se, pass_hat_k_se
 from posttrain.stats.power import SigmaEstimate, items_needed, seeds_needed
-from posttrain.stats.trend import slope_interval
 from posttrain.stats.two_sample import fisher_exact, unpaired_proportions, welch
 
 Rng = np.random.Generator
@@ -125,17 +124,6 @@ def sigma_of_runs(rng: Rng) -> bool:
     return 0.05 in SigmaEstimate.from_runs(rng.normal(0.5, 0.05, 5).tolist()).interval()
 
 
-def slope_of_noise(rng: Rng) -> bool:
-    return 0.02 in slope_interval(0.02 * np.arange(60) + rng.normal(size=60))
-
-
-def slope_of_alike_neighbours(rng: Rng) -> bool:
-    noise, values = rng.normal(size=150), np.zeros(150)
-    for i in range(1, 150):
-        values[i] = 0.5 * values[i - 1] + noise[i]
-    return 0.02 in slope_interval(0.02 * np.arange(50) + values[100:])
-
-
 TASK_MEANS = np.linspace(0.2, 0.8, 10)[:, None]
 
 
@@ -188,8 +176,6 @@ CASES = [
     welch_unequal,
     newcombe,
     sigma_of_runs,
-    slope_of_noise,
-    slope_of_alike_neighbours,
     stratified_mean_of_five_runs,
     stratified_iqm_of_ten_runs,
     improvement_of_ten_runs,

@@ -54,7 +54,6 @@ FEW_DIFFER = Level("zero_variance", ">", 0.5, last=3)
 """KL and gradient are then those of the few groups that still differ, in which unlikely answers are common: no figures of the policy."""
 SAME_TEXT = Ever(Early(Level("duplicates", ">", 0.7, last=3), rows=8))
 """Siblings were one text from the first steps: that is the sampler, not the prompts."""
-NEVER_EARNED = Not(Ever(Level("reward_mean", ">", 0.0)))
 EVALUATION_UNSURE = OneOf((Level("heldout_truncated", ">", 0.2, last=2), Level("heldout_parse_rate", "<", 0.8, last=2)))
 """The held-out score falls because answers are cut or cannot be parsed."""
 DRIFTS = AllOf((Level("kl", ">", KL_CEILING, last=5), KL_CLIMBING))
